@@ -1,0 +1,262 @@
+"""How a check asks a learner's function and answers: not attempted, right, or wrong because ..."""
+import dis
+import functools
+import linecache
+import random
+import traceback
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from . import progress
+
+EXERCISES = {}                  # number: check, in the order of notebook 04
+
+
+class Wrong(Exception):
+    """Why an answer is wrong, in words for the learner.
+
+    Args:
+        because: the misconception, a sentence.
+        shown: the smallest input on which it can be seen.
+        expected, given: the two values there.
+    """
+
+    def __init__(self, because, *, shown=None, expected=None, given=None):
+        super().__init__(because)
+        self.because, self.shown, self.expected, self.given = because, shown, expected, given
+
+    def words(self, read):
+        lines = [self.because]
+        for name, value in (("input", self.shown), ("expected", self.expected), ("given", self.given)):
+            if value is not None:
+                lines.append(f"{name:>10}: {brief(value)}")
+        return "\n".join([*lines, f"{'read again':>10}: {read}"])
+
+
+def exercise(number, title, read):
+    """Make a check of an exercise out of a function that takes answers and raises Wrong or returns the proof.
+
+    The check prints its answer, keeps it for the progress table, and never raises. Its
+    attribute `outcome` gives `(state, words)` without printing.
+    """
+    def decorate(check):
+        def outcome(*answers):
+            missing = [answer for answer in answers if not attempted(answer)]
+            if len(missing) == len(answers):
+                return "not attempted", ""
+            try:
+                if missing:
+                    raise Wrong(f"{name(missing[0])} is not attempted yet")
+                return "right", check(*answers)
+            except Wrong as wrong:
+                return "wrong", wrong.words(read)
+            except Exception as error:      # an answer that even the reading of it fails on
+                return "wrong", Wrong(f"this answer cannot be read: {type(error).__name__}").words(read)
+
+        @functools.wraps(check)
+        def answer(*answers):
+            state, words = outcome(*answers)
+            progress.keep("exercises", number, {"title": title, "state": state, "words": words})
+            link = " because " if state == "wrong" else ". " if words else ""
+            print(f"{number} {title}: {state}{link}{words}")
+
+        answer.outcome, answer.title = outcome, title
+        EXERCISES[number] = answer
+        return answer
+    return decorate
+
+
+def attempted(answer):
+    """False for `...`, None, a dict of such, and a function whose body is still `...`."""
+    if isinstance(answer, dict):
+        return any(value not in (None, ..., "") for value in answer.values())
+    if not hasattr(answer, "__code__"):
+        return answer is not None and answer is not ...
+    steps = [step for step in dis.get_instructions(answer) if step.opname not in ("RESUME", "NOP")]
+    return not all(step.opname in ("LOAD_CONST", "RETURN_CONST", "RETURN_VALUE") and step.argval in (None, ...)
+                   for step in steps)
+
+
+def call(function, *inputs, framework=None):
+    """What the learner's function gives for fresh copies of `inputs`, in `framework` or the one it works in.
+
+    Arrays in `inputs` are NumPy's, also inside lists, tuples and dicts. An exception is
+    told as the learner's, with their line; a changed input is told too.
+    """
+    first_error = None
+    for kind in [framework] if framework else frameworks(function):
+        handed = convert(inputs, kind)
+        before = snapshot(handed)
+        try:
+            result = function(*handed)
+        except (Exception, SystemExit) as error:
+            told = f"{name(function)} raised {type(error).__name__}: {error}{line_of(error, function)}"
+            first_error = first_error or Wrong(told, shown=inputs)
+            continue
+        if not same(before, snapshot(handed)):
+            raise Wrong(f"{name(function)} changes its input, which others still need; work on a copy", shown=inputs)
+        if result is None or result is ...:
+            raise Wrong(f"{name(function)} returns {result}; is a `return` missing?", shown=inputs)
+        return result
+    raise first_error
+
+
+def raises(function, *inputs):
+    """The exception of the learner's function for fresh copies of `inputs`, or None, with what it returned."""
+    try:
+        return None, function(*convert(inputs, frameworks(function)[0]))
+    except (Exception, SystemExit) as error:
+        return error, None
+
+
+def frameworks(function):
+    """JAX first, PyTorch first if the function names it: whichever works is welcome."""
+    def names(code):
+        yield from code.co_names
+        for constant in code.co_consts:
+            if hasattr(constant, "co_names"):
+                yield from names(constant)
+    used = set(names(function.__code__)) if hasattr(function, "__code__") else set()
+    return ("torch", "jax") if "torch" in used and not used & {"jax", "jnp"} else ("jax", "torch")
+
+
+def convert(x, framework):
+    """A copy of `x` with its NumPy arrays in `framework`; scalars and functions stay."""
+    if isinstance(x, np.ndarray):
+        return jnp.array(x) if framework == "jax" else torch.tensor(x)
+    if isinstance(x, dict):
+        return {key: convert(value, framework) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(convert(value, framework) for value in x)
+    return x
+
+
+def snapshot(x):
+    """`x` with its arrays copied to NumPy."""
+    if isinstance(x, (torch.Tensor, jax.Array, np.ndarray)):
+        return np.array(x)
+    if isinstance(x, dict):
+        return {key: snapshot(value) for key, value in x.items()}
+    return type(x)(map(snapshot, x)) if isinstance(x, (list, tuple)) else x
+
+
+def same(a, b):
+    """Equal, arrays element by element."""
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a is b or a == b
+
+
+def array(x, what="the answer"):
+    """`x` as a NumPy array of its own, or Wrong."""
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu().numpy()
+    if isinstance(x, (str, bytes, dict, set)) or callable(x):
+        raise Wrong(f"{what} is of type {type(x).__name__}; wanted an array or a number", given=str(x)[:60])
+    try:
+        values = np.array(x)
+    except Exception:
+        raise Wrong(f"{what} cannot be read as an array", given=type(x).__name__) from None
+    if values.dtype.kind not in "bifu" and not jnp.issubdtype(values.dtype, jnp.floating):
+        raise Wrong(f"{what} holds {values.dtype}; wanted numbers", given=str(x)[:60])
+    return values
+
+
+def judge(trials, *, kind=None, what="the answer", tolerance=1e-5):
+    """Raise Wrong unless every trial is right: first the type, then shape, then dtype, then values.
+
+    Args:
+        trials: yields `(got, want, slips, shown)`, the smallest first. `slips` are pairs
+            `(because, values)`: what a known misconception gives there, in the same order
+            in each trial. A misconception that explains all trials is named before one
+            that explains only the first wrong trial.
+        kind: "float", "float32", "bool" or "int", if the dtype matters.
+    """
+    seen, late = [], None
+    try:
+        for trial in trials:
+            seen.append(trial)
+    except Wrong as wrong:              # an earlier, smaller trial may tell more than an exception in a later one
+        late = wrong
+    for got, want, slips, shown in seen:
+        values, want = array(got, what), np.asarray(want)
+        named = [because for k, (because, _) in enumerate(slips)
+                 if all(explains(trial[0], trial[2][k][1], tolerance) for trial in seen)]
+        named += [because for because, slip in slips
+                  if explains(got, slip, tolerance) and not explains(want, slip, tolerance)]
+        if values.shape != want.shape:
+            raise Wrong(named[0] if named else f"{what} has shape {values.shape}; wanted {want.shape}", shown=shown,
+                        expected=f"shape {want.shape}", given=f"shape {values.shape}")
+        if kind and not {"bool": values.dtype.kind == "b", "int": values.dtype.kind in "iu",
+                         "float32": values.dtype == np.float32,
+                         "float": jnp.issubdtype(values.dtype, jnp.floating)}[kind]:
+            raise Wrong(f"{what} has dtype {values.dtype}; wanted {kind}", shown=shown)
+        if close(values, want, tolerance):
+            continue
+        if not named and not np.isfinite(values.astype(np.float64)).all():
+            named = [f"{what} is not finite: something was divided by zero, or the logarithm of zero was taken"]
+        raise Wrong(named[0] if named else f"{what} has other values", shown=shown, expected=want, given=values)
+    if late:
+        raise late
+
+
+def explains(got, slip, tolerance):
+    return np.shape(slip) == np.shape(array(got)) and close(array(got), slip, tolerance)
+
+
+def close(a, b, tolerance=1e-5):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return np.allclose(a, b, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
+
+
+@contextmanager
+def global_seeds(seed):
+    """All global generators at `seed`, and afterwards as they were."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()   # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)                                                        # noqa: NPY002
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])                                          # noqa: NPY002
+        torch.set_rng_state(before[2])
+
+
+def name(function):
+    return f"`{getattr(function, '__name__', type(function).__name__)}`"
+
+
+def line_of(error, function):
+    """The learner's own line in the traceback of `error`, the deepest one."""
+    file = function.__code__.co_filename if hasattr(function, "__code__") else None
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if not lines:
+        return ""
+    text = linecache.getline(file, lines[-1].lineno).strip()
+    return f"\n   at line {lines[-1].lineno}: {text}" if text else f"\n   at line {lines[-1].lineno} of its cell"
+
+
+def brief(x):
+    """A value in one short line."""
+    if isinstance(x, str):
+        return x
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{key}: {brief(value)}" for key, value in x.items()) + "}"
+    if isinstance(x, (list, tuple)) and any(isinstance(v, (np.ndarray, dict, jax.Array)) or callable(v) for v in x):
+        return ", ".join(brief(value) for value in x)
+    if callable(x):
+        return name(x)
+    if isinstance(x, (np.ndarray, np.generic)):
+        text = np.array2string(np.asarray(x), precision=4, suppress_small=True, separator=", ", threshold=40)
+        return " ".join(text.split())
+    return str(x)

@@ -1,0 +1,54 @@
+"""Questions with choices by letter. What is right, and why the others are wrong, is sealed in `data/questions.json`.
+
+Sealed means unreadable at a glance, not secret. To edit them: `python -m lesson.questions > plain.json`, edit, and
+`python -m lesson.questions plain.json`.
+"""
+import base64
+import json
+import sys
+import zlib
+
+from . import progress
+from .figures import PROJECT
+
+FILE = PROJECT / "data" / "questions.json"
+
+
+def answer(number, letter):
+    """Say whether `letter` is right for a question, and why not; keeps it for the progress table."""
+    letter, entry = str(letter).strip().lower(), unseal(load()[number])
+    if not letter:
+        state, words = "not attempted", ""
+    elif letter not in entry:
+        state, words = "not attempted", f"{letter!r} is none of {', '.join(entry)}"
+    else:
+        right, words = entry[letter]
+        state = "right" if right else "wrong"
+    progress.keep("questions", number, {"state": state, "letter": letter, "words": words})
+    print(f"{number} {state}" + f". {words}" * bool(words))
+
+
+def load():
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def seal(entry):
+    """`{letter: [right, why]}` as one unreadable string."""
+    return base64.b85encode(zlib.compress(json.dumps(entry).encode(), 9)).decode()
+
+
+def unseal(text):
+    return json.loads(zlib.decompress(base64.b85decode(text)))
+
+
+def main(arguments):
+    if arguments:
+        plain = json.loads(open(arguments[0], encoding="utf-8").read())
+        sealed = {number: seal(entry) for number, entry in plain.items()}
+        FILE.write_text(json.dumps(sealed, indent=1) + "\n", encoding="utf-8")
+    else:
+        print(json.dumps({number: unseal(text) for number, text in load().items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,199 @@
+"""Run the notebooks, each from a fresh kernel, and record what they gave: `python -m lesson.run`.
+
+Nothing in the tree changes before every notebook has succeeded.
+"""
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+
+import nbformat
+from ipykernel.kernelspec import write_kernel_spec
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from tqdm import tqdm
+
+NOTEBOOKS = Path(__file__).resolve().parents[1]
+PROJECT = NOTEBOOKS.parent
+LONGEST_CELL = 600              # seconds
+METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"}}        # no versions: every Python records the same bytes
+NOISE = ("ExecuteTime", "collapsed", "execution", "lines_to_next_cell", "scrolled", "trusted")   # left by editors
+AS_IT_WAS = "Nothing was written: notebooks, figures/ and data/ are as they were."
+
+
+def execute(path, out, on_cell=lambda cell: None):
+    """The notebook at `path`, run from a fresh kernel; its exports go to the folder `out`.
+
+    The kernel is the running interpreter's, whatever kernels are installed for the user.
+    `on_cell` is called with each code cell before it runs.
+    """
+    nb = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_kernel_spec(Path(scratch, "kernels", "python3"))
+        specs = KernelSpecManager(kernel_dirs=[str(Path(scratch, "kernels"))], ensure_native_kernel=False)
+        client = NotebookClient(nb, km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+                                resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
+                                timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
+        # A profile of the user's own (start-up files, settings) would change what is recorded.
+        env = {**os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
+
+        async def run():
+            try:
+                await client.async_execute(cleanup_kc=True, env=env, stderr=subprocess.DEVNULL)     # the kernel's log
+            except DeadKernelError:                 # nbclient says so after Ctrl-C too
+                if asyncio.current_task().cancelling():
+                    raise asyncio.CancelledError from None
+                raise
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(run())
+    return tidy(nb)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Leaves Ctrl-C to asyncio, which lets the kernel be shut down; nbclient would take it over."""
+
+    def add_signal_handler(self, *_):
+        raise NotImplementedError
+
+
+def tidy(nb):
+    """Take out what depends on the moment or the machine; `nb` is changed and returned."""
+    nb.metadata = nbformat.from_dict(METADATA)
+    for cell in nb.cells:
+        for key in NOISE:
+            cell.metadata.pop(key, None)
+        merged = []             # how a stream is cut into pieces is chance
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error":       # a full traceback holds paths of this machine
+                output.traceback = [f"{output.ename}: {output.evalue}"]
+            if merged and output.output_type == merged[-1].output_type == "stream" and output.name == merged[-1].name:
+                merged[-1].text += output.text
+            else:
+                merged.append(output)
+        if cell.cell_type == "code":
+            cell.outputs = merged
+    return nb
+
+
+def differences(old, new, exports):
+    """What a run changed against the record, in words, by execution count and file name."""
+    recorded = {cell.id: cell.get("outputs") for cell in tidy(old).cells}
+    cells = [str(cell.execution_count) for cell in new.cells
+             if cell.cell_type == "code" and recorded.get(cell.id) != cell.outputs]
+    files = [name for name, content in exports.items()
+             if not name.startswith("build/") and not same(PROJECT / name, content)]       # build/ is no record
+    return "; ".join(["output of cell " + ", ".join(cells)] * bool(cells) + files) or "nothing"
+
+
+def same(path, content):
+    return path.is_file() and path.read_bytes() == content
+
+
+def execution_record(seconds):
+    """When and on what this ran. No name of a person or a machine, no path, no setting."""
+    import jax  # only here: who asks for --help need not wait for it
+
+    installed = {package.name.lower(): package.version for package in distributions()}
+    pinned = re.findall(r"^([\w.-]+)==", (PROJECT / "requirements-cpu.txt").read_text(encoding="utf-8"), re.M)
+    info = Path("/proc/cpuinfo")        # on Linux, where Python does not know the processor
+    model = re.search(r"^model name\s*:\s*(.+)", info.read_text(), re.M) if info.exists() else None
+    record = {"utc": datetime.now(UTC).isoformat(timespec="seconds"), "python": platform.python_version(),
+              "platform": f"{platform.system()} {platform.machine()}",
+              "processor": model[1] if model else platform.processor(),
+              "jax_devices": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
+              "packages": {name: installed.get(name) for name in pinned}, "seconds": seconds}
+    return (json.dumps(record, indent=1) + "\n").encode()
+
+
+def choose(names):
+    """The notebooks that `names` mean, all of them for none: 03, 03_experiment or a path."""
+    paths = sorted(NOTEBOOKS.glob("0*_*.ipynb"))
+    wrong = [name for name in names if not any(path.name.startswith(Path(name).name) for path in paths)]
+    if wrong or not paths:
+        there = ", ".join(path.stem for path in paths) or "none"
+        sys.exit(f"no notebook {', '.join(wrong) or '0*_*.ipynb'}; there are: {there}")
+    return [path for path in paths if not names or any(path.name.startswith(Path(name).name) for name in names)]
+
+
+def run_one(path, out):
+    """Run one notebook with a progress bar; gives `(notebook, seconds)`, or says what failed and exits."""
+    total = sum(cell.cell_type == "code" for cell in nbformat.read(path, as_version=4).cells)
+    reached, start = [], time.monotonic()
+    with tqdm(total=total, desc=path.stem, unit="cell", disable=None) as bar:      # None: only in a terminal
+        def on_cell(cell):
+            bar.update(bool(reached))           # the one before is done
+            reached.append(cell)
+        try:
+            nb = execute(path, out, on_cell)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            bar.close()
+            why = (f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else
+                   f"It ran longer than {LONGEST_CELL} s." if isinstance(error, CellTimeoutError) else
+                   "Its kernel stopped (was there enough memory?)")
+            lines = ["    " + line for line in reached[-1].source.splitlines()] if reached else []
+            sys.exit("\n".join([f"\n{path.name} failed in code cell {len(reached)} of {total}:", "",
+                                *lines[:6], *["    ..."] * (len(lines) > 6), "", why, "", AS_IT_WAS,
+                                f"To see the whole traceback, run {path.name} up to that cell in JupyterLab."]))
+        bar.update(bool(reached))
+    seconds = time.monotonic() - start
+    if bar.disable:
+        print(f"{path.stem}: {total} cells in {seconds:.1f} s", flush=True)
+    return nb, seconds
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m lesson.run", description=__doc__.partition(":")[0])
+    parser.add_argument("notebooks", nargs="*", help="only these, by the beginning of their name, for example 03")
+    parser.add_argument("--reference", action="store_true", help="also keep the execution record in data/")
+    asked = parser.parse_args(arguments)
+    if asked.reference and asked.notebooks:
+        parser.error("--reference is a record of all notebooks; name none")
+    before, writes, seconds = {}, {}, {}
+    rows = [("notebook", "seconds", "cells", "figures", "differs from the recorded run")]
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in choose(asked.notebooks):
+            before[path], out = path.read_bytes(), Path(scratch, path.stem)
+            nb, took = run_one(path, out)
+            exports = {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
+            seconds[path.stem] = round(took, 1)
+            rows.append((path.stem, f"{took:.1f}", str(sum(cell.cell_type == "code" for cell in nb.cells)),
+                         str(sum(name.endswith(".png") for name in exports)),
+                         differences(nbformat.reads(before[path].decode(), as_version=4), nb, exports)))
+            writes |= {PROJECT / name: content for name, content in exports.items()}
+            writes[path] = (nbformat.writes(nb).rstrip("\n") + "\n").encode()
+    edited = [path.name for path, content in before.items() if not same(path, content)]
+    if edited:
+        sys.exit(f"{', '.join(edited)} was edited while it ran. {AS_IT_WAS} Run again.")
+    for name in ["build/execution.json"] + ["data/reference_run.json"] * asked.reference:
+        writes[PROJECT / name] = execution_record(seconds)
+    listening = signal.signal(signal.SIGINT, signal.SIG_IGN)        # from here on all of it, file by file, each whole
+    for path, content in writes.items():
+        if not same(path, content):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(path.name + ".part").write_bytes(content)
+            path.with_name(path.name + ".part").replace(path)
+    signal.signal(signal.SIGINT, listening)
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        print(f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) + f"  {row[4]}")
+    print(f"total {sum(seconds.values()):.1f} s; when and on what: build/execution.json")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(f"\nStopped. {AS_IT_WAS}")
