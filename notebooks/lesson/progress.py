@@ -34,7 +34,7 @@ def keep(part, number, entry):
 
 def show():
     """Print what was answered so far, exercises and questions apart."""
-    from . import checking, checks, questions   # noqa: F401  (checks fills EXERCISES; both keep their results here)
+    from . import checking, checks, questions  # noqa: F401  (checks fills EXERCISES; both keep their results here)
 
     kept = load()
     states = {number: kept["exercises"].get(number, {}).get("state") for number in checking.EXERCISES}

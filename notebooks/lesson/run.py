@@ -3,13 +3,10 @@
 Nothing in the tree changes before every notebook has succeeded.
 """
 import argparse
-import asyncio
 import json
-import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,74 +15,14 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import nbformat
-from ipykernel.kernelspec import write_kernel_spec
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from tqdm import tqdm
 
+from .execution import LONGEST_CELL, execute, tidy, wait_for
+
 NOTEBOOKS = Path(__file__).resolve().parents[1]
 PROJECT = NOTEBOOKS.parent
-LONGEST_CELL = 600              # seconds
-METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"}}        # no versions: every Python records the same bytes
-NOISE = ("ExecuteTime", "collapsed", "execution", "lines_to_next_cell", "scrolled", "trusted")   # left by editors
 AS_IT_WAS = "Nothing was written: notebooks, figures/ and data/ are as they were."
-
-
-def execute(path, out, on_cell=lambda cell: None):
-    """The notebook at `path`, run from a fresh kernel; its exports go to the folder `out`.
-
-    The kernel is the running interpreter's, whatever kernels are installed for the user.
-    `on_cell` is called with each code cell before it runs.
-    """
-    nb = nbformat.read(path, as_version=4)
-    with tempfile.TemporaryDirectory() as scratch:
-        write_kernel_spec(Path(scratch, "kernels", "python3"))
-        specs = KernelSpecManager(kernel_dirs=[str(Path(scratch, "kernels"))], ensure_native_kernel=False)
-        client = NotebookClient(nb, km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
-                                resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
-                                timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
-        # A profile of the user's own (start-up files, settings) would change what is recorded.
-        env = {**os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
-
-        async def run():
-            try:
-                await client.async_execute(cleanup_kc=True, env=env, stderr=subprocess.DEVNULL)     # the kernel's log
-            except DeadKernelError:                 # nbclient says so after Ctrl-C too
-                if asyncio.current_task().cancelling():
-                    raise asyncio.CancelledError from None
-                raise
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(run())
-    return tidy(nb)
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """Leaves Ctrl-C to asyncio, which lets the kernel be shut down; nbclient would take it over."""
-
-    def add_signal_handler(self, *_):
-        raise NotImplementedError
-
-
-def tidy(nb):
-    """Take out what depends on the moment or the machine; `nb` is changed and returned."""
-    nb.metadata = nbformat.from_dict(METADATA)
-    for cell in nb.cells:
-        for key in NOISE:
-            cell.metadata.pop(key, None)
-        merged = []             # how a stream is cut into pieces is chance
-        for output in cell.get("outputs", ()):
-            if output.output_type == "error":       # a full traceback holds paths of this machine
-                output.traceback = [f"{output.ename}: {output.evalue}"]
-            if merged and output.output_type == merged[-1].output_type == "stream" and output.name == merged[-1].name:
-                merged[-1].text += output.text
-            else:
-                merged.append(output)
-        if cell.cell_type == "code":
-            cell.outputs = merged
-    return nb
 
 
 def differences(old, new, exports):
@@ -128,8 +65,8 @@ def choose(names):
     return [path for path in paths if not names or any(path.name.startswith(Path(name).name) for name in names)]
 
 
-def run_one(path, out):
-    """Run one notebook with a progress bar; gives `(notebook, seconds)`, or says what failed and exits."""
+async def run_one(path, out):
+    """Run one notebook with a progress bar; gives `(notebook, seconds)` or raises `Failed` in words."""
     total = sum(cell.cell_type == "code" for cell in nbformat.read(path, as_version=4).cells)
     reached, start = [], time.monotonic()
     with tqdm(total=total, desc=path.stem, unit="cell", disable=None) as bar:      # None: only in a terminal
@@ -137,21 +74,25 @@ def run_one(path, out):
             bar.update(bool(reached))           # the one before is done
             reached.append(cell)
         try:
-            nb = execute(path, out, on_cell)
+            nb = await execute(path, out, on_cell)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            bar.close()
             why = (f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else
                    f"It ran longer than {LONGEST_CELL} s." if isinstance(error, CellTimeoutError) else
                    "Its kernel stopped (was there enough memory?)")
             lines = ["    " + line for line in reached[-1].source.splitlines()] if reached else []
-            sys.exit("\n".join([f"\n{path.name} failed in code cell {len(reached)} of {total}:", "",
-                                *lines[:6], *["    ..."] * (len(lines) > 6), "", why, "", AS_IT_WAS,
-                                f"To see the whole traceback, run {path.name} up to that cell in JupyterLab."]))
+            raise Failed("\n".join([f"\n{path.name} failed in code cell {len(reached)} of {total}:", "",
+                                    *lines[:6], *["    ..."] * (len(lines) > 6), "", why, "", AS_IT_WAS,
+                                    f"To see the whole traceback, run {path.name} up to that cell in JupyterLab."])
+                         ) from None
         bar.update(bool(reached))
     seconds = time.monotonic() - start
     if bar.disable:
         print(f"{path.stem}: {total} cells in {seconds:.1f} s", flush=True)
     return nb, seconds
+
+
+class Failed(Exception):
+    pass
 
 
 def main(arguments=None):
@@ -161,13 +102,18 @@ def main(arguments=None):
     asked = parser.parse_args(arguments)
     if asked.reference and asked.notebooks:
         parser.error("--reference is a record of all notebooks; name none")
-    before, writes, seconds = {}, {}, {}
+    paths, writes, seconds = choose(asked.notebooks), {}, {}
+    before, start = {path: path.read_bytes() for path in paths}, time.monotonic()
     rows = [("notebook", "seconds", "cells", "figures", "differs from the recorded run")]
     with tempfile.TemporaryDirectory() as scratch:
-        for path in choose(asked.notebooks):
-            before[path], out = path.read_bytes(), Path(scratch, path.stem)
-            nb, took = run_one(path, out)
-            exports = {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
+        try:
+            done = wait_for(*(run_one(path, Path(scratch, path.stem)) for path in paths))
+        except Failed as failed:
+            sys.exit(str(failed))
+        for path, (nb, took) in zip(paths, done, strict=True):
+            out = Path(scratch, path.stem)
+            exports = {p.relative_to(out).as_posix(): p.read_bytes() for part in ("figures", "data", "build")
+                       for p in sorted(out.glob(part + "/**/*")) if p.is_file()}    # not a learner's progress.json
             seconds[path.stem] = round(took, 1)
             rows.append((path.stem, f"{took:.1f}", str(sum(cell.cell_type == "code" for cell in nb.cells)),
                          str(sum(name.endswith(".png") for name in exports)),
@@ -189,7 +135,7 @@ def main(arguments=None):
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in rows:
         print(f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) + f"  {row[4]}")
-    print(f"total {sum(seconds.values()):.1f} s; when and on what: build/execution.json")
+    print(f"total {time.monotonic() - start:.1f} s, two at a time; when and on what: build/execution.json")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Every function takes JAX arrays or PyTorch tensors and answers in kind.
 """
+from .encoder import fixture_batch, initial_params, mlm_logits, train_fixture
 from .masking import apply_bert_masking, corrupt_tokens, validate_mask
 from .objective import masked_ce, masked_nll, perplexity
-from .encoder import fixture_batch, initial_params, mlm_logits, train_fixture
 
 __all__ = [
     "apply_bert_masking", "corrupt_tokens", "validate_mask",       # what the encoder reads

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .masking import corrupt_tokens, known_values, threefry_key, _plain_jax
-from .objective import masked_ce
+from .masking import _plain_jax, corrupt_tokens, known_values, threefry_key
+from .objective import _dtype, _kind, _shape, masked_ce, to_torch
 
 MASK_ID, CLASSES, WIDTH = 3, 3, 6       # IDs 0, 1, 2 are classes; 3 only ever stands in the input
 UPDATES, RATE, SEED = 100, 0.4, 7
@@ -26,8 +26,8 @@ def mlm_logits(params, corrupted):
         `[..., seq, classes]` logits.
 
     Raises:
-        ValueError: if an ID lies outside the table (JAX alone would silently take the
-            last row). Not checked on traced values.
+        ValueError: if there is no `seq` axis, or an ID lies outside the table (JAX alone
+            would silently take the last row). IDs are not checked while they are traced.
         TypeError: if the IDs are not integers.
 
     Example:
@@ -37,8 +37,7 @@ def mlm_logits(params, corrupted):
     embedding, head = params["embedding"], params["head"]
     in_torch = isinstance(embedding, torch.Tensor)
     _check_corrupted(corrupted, len(embedding))
-    corrupted = (torch.as_tensor(corrupted, device=embedding.device).long() if in_torch
-                 else jnp.asarray(corrupted))
+    corrupted = to_torch(corrupted, embedding.device).long() if in_torch else jnp.asarray(corrupted)
     softmax = torch.softmax if in_torch else jax.nn.softmax
     h = embedding[corrupted]                                # [..., seq, width]
     scores = h @ h.mT / math.sqrt(h.shape[-1])              # [..., query, key]; no causal triangle
@@ -87,10 +86,14 @@ def train_fixture(framework="jax"):
     def loss(params):
         return masked_ce(mlm_logits(params, corrupted), targets, selected)
 
-    step = jax.jit(jax.value_and_grad(loss)) if framework == "jax" else torch.func.grad_and_value(loss)
+    def torch_step(params):
+        leaves = {name: x.detach().requires_grad_() for name, x in params.items()}
+        value = loss(leaves)
+        return value.detach(), dict(zip(leaves, torch.autograd.grad(value, leaves.values()), strict=True))
+
+    step = jax.jit(jax.value_and_grad(loss)) if framework == "jax" else torch_step
     for _ in range(UPDATES):
-        first, second = step(params)
-        value, gradient = (first, second) if framework == "jax" else (second, first)
+        value, gradient = step(params)
         history.append(float(value))
         params = {name: params[name] - RATE * gradient[name] for name in params}
     return params, history
@@ -103,11 +106,13 @@ def _as(framework, x):
 
 
 def _check_corrupted(corrupted, ids):
+    if not _shape("corrupted", corrupted):
+        raise ValueError("corrupted has shape (); wanted [..., seq]")
+    if _kind(corrupted) != "integer":
+        raise TypeError(f"corrupted has dtype {_dtype(corrupted)}; wanted integer IDs")
     values = known_values(corrupted)
     if values is None:
         return
-    if not np.issubdtype(values.dtype, np.integer):
-        raise TypeError(f"corrupted has dtype {values.dtype}; wanted integer IDs")
     wrong = (values < 0) | (values >= ids)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])

@@ -4,7 +4,6 @@ Three objects, three names: `targets` are the clean tokens, `selected` is True w
 a prediction is scored, `corrupted` is what the encoder reads.
 """
 import contextlib
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +50,14 @@ def apply_bert_masking(tokens, vocab_size, mask_token_id, seed, mask_prob=0.15):
     """
     vocab_size = _integer("vocab_size", vocab_size)
     if not 1 <= vocab_size <= LARGEST_VOCABULARY:
-        raise ValueError(f"vocab_size is {vocab_size}; wanted 1 to {LARGEST_VOCABULARY} (float32 holds every ID up to there)")
+        raise ValueError(f"vocab_size is {vocab_size}; wanted 1 to {LARGEST_VOCABULARY} "
+                         "(float32 holds every ID up to there)")
     mask_token_id = _integer("mask_token_id", mask_token_id)
     if not 0 <= mask_token_id < vocab_size:
         raise ValueError(f"mask_token_id is {mask_token_id}; wanted an ID in [0, {vocab_size})")
-    mask_prob = _probability("mask_prob", mask_prob)
+    mask_prob = number("mask_prob", mask_prob, "a number from 0 to 1")
+    if not 0 <= mask_prob <= 1:                                     # NaN fails this too
+        raise ValueError(f"mask_prob is {mask_prob}; wanted a number from 0 to 1")
     values = _values("tokens", tokens)
     _check_ids("tokens", values, vocab_size)
 
@@ -67,7 +69,7 @@ def apply_bert_masking(tokens, vocab_size, mask_token_id, seed, mask_prob=0.15):
                                            mask_token_id, mask_prob)
         return torch.stack([corrupted, selected], dim=-1).to(torch.float32)
     with _plain_jax():
-        tokens = jnp.asarray(tokens if isinstance(tokens, jax.Array) else values).astype(jnp.int32)
+        tokens = tokens.astype(jnp.int32) if isinstance(tokens, jax.Array) else jnp.asarray(values.astype(np.int32))
         corrupted, selected = _bert_policy(jnp.where, tokens, *draws_jax(values.shape, vocab_size, seed),
                                            mask_token_id, mask_prob)
         return jnp.stack([corrupted.astype(jnp.float32), selected.astype(jnp.float32)], axis=-1)
@@ -146,13 +148,15 @@ def corrupt_tokens(tokens, selected, mask_id):
     if not np.issubdtype(values.dtype, np.integer):
         raise TypeError(f"tokens have dtype {values.dtype}; wanted integer IDs")
     validate_mask(selected, values.shape)
-    mask_id = _integer("mask_id", mask_id)
+    mask_id, selected = _integer("mask_id", mask_id), _values("selected", selected)
     if isinstance(tokens, torch.Tensor):
-        largest, where, selected = torch.iinfo(tokens.dtype).max, torch.where, torch.as_tensor(
-            _values("selected", selected), device=tokens.device)
+        selected = torch.tensor(selected, device=tokens.device)
+        largest, where = torch.iinfo(tokens.dtype).max, torch.where
     else:
-        tokens = jnp.asarray(tokens)
-        largest, where, selected = jnp.iinfo(tokens.dtype).max, jnp.where, jnp.asarray(_values("selected", selected))
+        tokens = jnp.asarray(tokens if isinstance(tokens, jax.Array) else values)
+        if (np.asarray(tokens) != values).any():                    # JAX wraps int64 around without a word
+            raise ValueError(f"tokens of dtype {values.dtype} reach {values.max()}; JAX holds them as {tokens.dtype}")
+        largest, where = jnp.iinfo(tokens.dtype).max, jnp.where
     if not 0 <= mask_id <= largest:
         raise ValueError(f"mask_id is {mask_id}; wanted 0 to {largest}, what tokens of dtype {tokens.dtype} can hold")
     return where(selected, mask_id, tokens)
@@ -202,6 +206,8 @@ def _values(name, x):
         values = known_values(x)
     except ValueError as error:
         raise ValueError(f"{name} must be rectangular: {error}") from None
+    except (TypeError, NotImplementedError) as error:               # sparse or meta tensors, JAX keys
+        raise TypeError(f"{name} cannot be read: {error}") from None
     if values is None:
         raise TypeError(f"{name} is traced, so its values cannot be checked: call this outside jit, grad, vmap "
                         "or torch.compile, before the step that they transform")
@@ -214,33 +220,34 @@ def _check_ids(name, values, size):
         raise ValueError(f"{name} has shape {values.shape}; wanted [batch, seq], neither of them 0")
     if not (jnp.issubdtype(values.dtype, jnp.integer) or jnp.issubdtype(values.dtype, jnp.floating)):
         raise TypeError(f"{name} has dtype {values.dtype}; wanted whole numbers")
-    values = values.astype(np.float64)
-    for wrong, wanted in ((values != np.floor(values), "a whole number"),   # NaN differs from itself
-                          ((values < 0) | (values >= size), f"an ID in [0, {size})")):
+    numbers = values.astype(np.float64)
+    for wrong, wanted in ((numbers != np.floor(numbers), "a whole number"),     # NaN differs from itself
+                          ((numbers < 0) | (numbers >= size), f"an ID in [0, {size})")):
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            raise ValueError(f"{name}{list(at)} is {values[at]:g}; wanted {wanted}")
+            raise ValueError(f"{name}{list(at)} is {values[at]}; wanted {wanted}")
+
+
+def _scalar(name, x):
+    return _values(name, x)[()] if isinstance(x, (np.ndarray, jax.Array, torch.Tensor)) else x
 
 
 def _integer(name, x):
+    x = _scalar(name, x)
+    if isinstance(x, bool) or not isinstance(x, (int, np.integer)):
+        raise TypeError(f"{name} is {x!r}; wanted an integer")
+    return int(x)
+
+
+def number(name, x, wanted):
+    """`x` as a float; Booleans and text are refused, though float() takes them."""
+    x = _scalar(name, x)
     try:
-        if isinstance(x, (bool, np.bool_)):
+        if isinstance(x, (bool, np.bool_, str, bytes)):
             raise TypeError
-        return operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is {x!r}; wanted an integer") from None
-
-
-def _probability(name, x):
-    if isinstance(x, (bool, np.bool_, str, bytes)):
-        raise TypeError(f"{name} is {x!r}; wanted a number from 0 to 1")
-    try:
-        value = float(x)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {x!r}; wanted a number from 0 to 1") from None
-    if not 0 <= value <= 1:                                         # NaN fails this too
-        raise ValueError(f"{name} is {value}; wanted a number from 0 to 1")
-    return value
+        return float(x)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} is {x!r}; wanted {wanted}") from None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .masking import known_values
+from .masking import known_values, number
 
 
 def masked_nll(logits, targets, selected):
@@ -41,7 +41,7 @@ def masked_nll(logits, targets, selected):
         logits = jnp.asarray(logits)
     _check(logits, targets, selected)
     if isinstance(logits, torch.Tensor):
-        targets, selected = (torch.as_tensor(x, device=logits.device) for x in (targets, selected))
+        targets, selected = (to_torch(x, logits.device) for x in (targets, selected))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # Unselected positions get harmless numbers first: 0 times the gradient of NaN is NaN.
         logp = torch.log_softmax(torch.where(selected[..., None], logits, 0.0), dim=-1)
@@ -96,7 +96,7 @@ def perplexity(total, count):
 
     Raises:
         ValueError: if nothing was counted, or `total` is negative or NaN.
-        TypeError: if a value is traced.
+        TypeError: if a value is not a number, or is traced.
 
     Example:
         >>> round(perplexity(3 * math.log(4), 3), 6)        # p = 1/4 for each of three tokens
@@ -105,8 +105,8 @@ def perplexity(total, count):
     for name, x in (("total", total), ("count", count)):
         if known_values(x) is None:
             raise TypeError(f"{name} is traced: return it from the transformed function, then take the perplexity")
-    total, count = float(total), float(count)
-    if not count > 0 or count != math.floor(count):
+    total, count = number("total", total, "nats"), number("count", count, "a number of tokens")
+    if not (count > 0 and count.is_integer()):
         raise ValueError(f"count is {count:g}; wanted a whole number of tokens, at least 1")
     if not total >= 0:
         raise ValueError(f"total is {total:g} nats; wanted a sum of -log p, which cannot be negative or NaN")
@@ -117,16 +117,16 @@ def perplexity(total, count):
 
 
 def _check(logits, targets, selected):
-    shapes = [tuple(np.shape(x)) for x in (logits, targets, selected)]
-    if len(shapes[0]) == 0 or not shapes[0][:-1] == shapes[1] == shapes[2]:
-        raise ValueError(f"logits {list(shapes[0])}, targets {list(shapes[1])} and selected {list(shapes[2])} disagree; "
-                         "wanted [..., vocab], [...] and [...]")
+    shapes = [_shape(*x) for x in (("logits", logits), ("targets", targets), ("selected", selected))]
+    if not shapes[0] or not shapes[0][-1] or not shapes[0][:-1] == shapes[1] == shapes[2]:
+        raise ValueError("logits {}, targets {} and selected {} disagree; ".format(*map(list, shapes))
+                         + "wanted [..., vocab], [...] and [...]")
     for name, x, kind, wanted in (("logits", logits, "floating", "floating scores"),
                                   ("targets", targets, "integer", "integer IDs"),
                                   ("selected", selected, "bool", "bool")):
         if _kind(x) != kind:
-            raise TypeError(f"{name} have dtype {getattr(x, 'dtype', None) or np.asarray(x).dtype}; wanted {wanted}"
-                            .replace("selected have", "selected has"))
+            verb = "has" if name == "selected" else "have"
+            raise TypeError(f"{name} {verb} dtype {_dtype(x)}; wanted {wanted}")
     targets, selected = known_values(targets), known_values(selected)
     if targets is None or selected is None:
         return
@@ -136,13 +136,28 @@ def _check(logits, targets, selected):
         raise ValueError(f"targets{list(at)} is {targets[at]} and selected; wanted an ID in [0, {shapes[0][-1]})")
 
 
+def to_torch(x, device):
+    """`x` as a tensor; anything but a tensor is copied, for PyTorch warns about read-only memory."""
+    return x.to(device) if isinstance(x, torch.Tensor) else torch.tensor(np.asarray(x), device=device)
+
+
+def _shape(name, x):
+    try:
+        return tuple(np.shape(x))
+    except ValueError as error:
+        raise ValueError(f"{name} must be rectangular: {error}") from None
+
+
+def _dtype(x):
+    return getattr(x, "dtype", None) or np.asarray(x).dtype
+
+
 def _kind(x):
     if isinstance(x, torch.Tensor):
         if x.dtype == torch.bool:
             return "bool"
         return "floating" if x.is_floating_point() else "complex" if x.is_complex() else "integer"
-    dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
     for kind, parent in (("bool", jnp.bool_), ("integer", jnp.integer), ("floating", jnp.floating)):
-        if jnp.issubdtype(dtype, parent):
+        if jnp.issubdtype(_dtype(x), parent):
             return kind
-    return str(dtype)
+    return "other"

@@ -1,0 +1,86 @@
+"""A notebook executed from a fresh kernel, and cleaned of what depends on the moment or the machine."""
+import asyncio
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import nbformat
+from ipykernel.kernelspec import write_kernel_spec
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
+
+LONGEST_CELL = 600              # seconds
+METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"}}        # no versions: every Python records the same bytes
+NOISE = ("ExecuteTime", "collapsed", "execution", "lines_to_next_cell", "scrolled", "trusted")   # left by editors
+
+
+async def execute(path, out, on_cell=lambda cell: None):
+    """The notebook at `path`, run from a fresh kernel; its exports go to the folder `out`.
+
+    The kernel is the running interpreter's, whatever kernels are installed for the user.
+    `on_cell` is called with each code cell before it runs.
+    """
+    nb = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_kernel_spec(Path(scratch, "kernels", "python3"))
+        specs = KernelSpecManager(kernel_dirs=[str(Path(scratch, "kernels"))], ensure_native_kernel=False)
+        client = NotebookClient(nb, km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+                                resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
+                                timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
+        # A profile of the user's own (start-up files, settings) would change what is recorded.
+        env = {**os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
+        try:
+            await client.async_execute(cleanup_kc=True, env=env, stderr=subprocess.DEVNULL)     # the kernel's own log
+        except DeadKernelError:         # nbclient says so when it is cancelled, too
+            if asyncio.current_task().cancelling():
+                raise asyncio.CancelledError from None
+            raise
+    return tidy(nb)
+
+
+def tidy(nb):
+    """Take out what depends on the moment or the machine; `nb` is changed and returned."""
+    nb.metadata = nbformat.from_dict(METADATA)
+    for cell in nb.cells:
+        for key in NOISE:
+            cell.metadata.pop(key, None)
+        merged = []             # how a stream is cut into pieces is chance
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error":       # a full traceback holds paths of this machine
+                output.traceback = [f"{output.ename}: {output.evalue}"]
+            if merged and output.output_type == merged[-1].output_type == "stream" and output.name == merged[-1].name:
+                merged[-1].text += output.text
+            else:
+                merged.append(output)
+        if cell.cell_type == "code":
+            cell.outputs = merged
+    return nb
+
+
+def wait_for(*steps):
+    """Results of the coroutines, two of them at a time: more kernels would only share the same two cores."""
+    async def wait():
+        two = asyncio.Semaphore(2)
+
+        async def one(step):
+            async with two:
+                return await step
+        async with asyncio.TaskGroup() as group:        # when one fails, the other kernels are shut down
+            tasks = [group.create_task(one(step)) for step in steps]
+        return [task.result() for task in tasks]
+    try:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            return runner.run(wait())
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Leaves Ctrl-C to asyncio, which lets kernels be shut down; nbclient would take it over."""
+
+    def add_signal_handler(self, *_):
+        raise NotImplementedError
