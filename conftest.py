@@ -13,6 +13,7 @@ FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if FIRST:
     os.environ["MLM_OUT"] = tempfile.mkdtemp(prefix="mlm-test-")
     os.environ["IPYTHONDIR"] = os.environ["MLM_OUT"] + "/ipython"       # not the user's start-up files
+os.environ.setdefault("OMP_NUM_THREADS", "1")       # as in lesson.execution, and for the same reason
 EXPORTS = Path(os.environ["MLM_OUT"])
 
 

@@ -1,5 +1,6 @@
 """A notebook executed from a fresh kernel, and cleaned of what depends on the moment or the machine."""
 import asyncio
+import atexit
 import os
 import subprocess
 import tempfile
@@ -31,14 +32,17 @@ async def execute(path, out, on_cell=lambda cell: None):
         client = NotebookClient(nb, km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
                                 resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
                                 timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
-        # A profile of the user's own (start-up files, settings) would change what is recorded.
-        env = {**os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
+        # A profile of the user's own (start-up files, settings) would change what is recorded. One thread for
+        # PyTorch: two kernels at work would make its threads wait for a core at every tiny softmax.
+        env = {"OMP_NUM_THREADS": "1", **os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
         try:
             await client.async_execute(cleanup_kc=True, env=env, stderr=subprocess.DEVNULL)     # the kernel's own log
         except DeadKernelError:         # nbclient says so when it is cancelled, too
             if asyncio.current_task().cancelling():
                 raise asyncio.CancelledError from None
             raise
+        finally:                        # left behind by a kernel that was stopped while it started
+            atexit.unregister(client._cleanup_kernel)
     return tidy(nb)
 
 
