@@ -6,7 +6,7 @@ OLD_PYTHON = needs Python 3.11 or newer. Try: make $(or $(MAKECMDGOALS),run) PYT
 NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab lint script clean
+.PHONY: help run test lab lint script student grade clean
 
 help:           ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,13 @@ lint: $(READY)  ## check the style of code and notebooks
 
 script: $(READY)  ## write the worked example of notebook 02 to build/worked_example.py and run it
 	@cd notebooks && ../$(VENV)/bin/python -m lesson.script
+
+student: $(READY)  ## write the edition without solutions to build/student/ and build/student.zip
+	@cd notebooks && ../$(VENV)/bin/python -m lesson.editions
+
+grade: $(READY)  ## grade learners' copies of notebook 04: make grade NOTEBOOK=path (a notebook or a folder)
+	@test -n "$(NOTEBOOK)" || { echo "Which one? make grade NOTEBOOK=path/to/04_exercise.ipynb, or a folder"; exit 2; }
+	@PYTHONPATH=notebooks $(VENV)/bin/python -m lesson.grade "$(NOTEBOOK)"
 
 clean:          ## remove build/, caches and checkpoints; .venv stays (rm -r .venv removes it)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

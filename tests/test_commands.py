@@ -99,7 +99,7 @@ def test_a_failing_notebook_leaves_everything_as_it_was(project, capsys):
     before = tree(project)
     with pytest.raises(SystemExit) as stopped:
         run.main([])
-    for words in ("02_build.ipynb failed in code cell 2 of 2", "y = 2", "NameError: name 'z'", "Nothing was written"):
+    for words in ("02_build.ipynb failed in code cell 2:", "y = 2", "NameError: name 'z'", "Nothing was written"):
         assert words in stopped.value.code
     assert tree(project) == before and not (project / "build").exists()
 

@@ -29,7 +29,8 @@ def copy_of_the_project(tree):
 def failures(tree, *arguments):
     """Run pytest in `tree`: `{test: what it said}` of those that failed."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "MLM_"))}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--junitxml=report.xml", *arguments]
+    quick = "-p", "no:cacheprovider", "-p", "no:hypothesispytest"
+    command = [sys.executable, "-m", "pytest", *quick, "--junitxml=report.xml", *arguments]
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
     failed = {f"{case.get('classname').rpartition('.')[2]}::{case.get('name')}": "".join(failure.itertext())

@@ -243,6 +243,24 @@ def test_torch_default_dtype_and_device_do_not_matter():
     assert out.dtype == torch.float32 and out.device.type == "cpu"
 
 
+def test_torch_draws_move_to_the_device_of_the_tokens(monkeypatch):
+    # There may be no second device here, so the draws only report where they would have gone.
+    moved = []
+
+    class Draw:
+        def __init__(self, draw):
+            self.draw = draw
+
+        def to(self, device):
+            moved.append(device)
+            return self.draw
+
+    monkeypatch.setattr("mlm.masking.draws_torch", lambda *settings: map(Draw, draws_torch(*settings)))
+    tokens = torch.tensor(GOLDEN[0]["tokens"])
+    golden_again(tokens, "torch")
+    assert moved == [tokens.device] * 3
+
+
 def test_thread_count_does_not_matter():
     tokens, before, outs = torch.zeros(64, 2048, dtype=torch.int64), torch.get_num_threads(), []
     try:
@@ -577,6 +595,12 @@ TRACED = {
 def test_traced_values_are_refused_in_words(case):
     with refuses(TypeError, f"{case.split()[-1]} is traced", "before the step"):
         TRACED[case]()
+
+
+def test_tensors_that_torch_compile_traces_are_refused_in_words(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)       # what torch.compile sets; it takes seconds
+    with refuses(TypeError, "tokens is traced", "torch.compile"):
+        apply_bert_masking(torch.tensor([[1, 2]]), **PLAIN)
 
 
 # --- corrupt_tokens and validate_mask -----------------------------------------------------------------------------

@@ -166,6 +166,13 @@ def test_what_stands_at_unselected_positions_does_not_matter(framework, junk):
         assert np.isfinite(gradient).all() and (gradient[~selected] == 0).all()
 
 
+def test_junk_does_not_set_off_jax_debug_nans():
+    logits, targets, selected = problem((2, 3))
+    logits[~selected] = np.nan
+    with jax.debug_nans(True):
+        assert np.isfinite(masked_ce(logits, np.where(selected, targets, -100), selected))
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_selected_label_does_matter(framework):
     logits, targets, selected = problem((2, 3))
@@ -322,6 +329,14 @@ def test_torch_transformations():
         close(masked_ce(logits, targets.tolist(), selected.tolist()), total / count)
 
 
+def test_torch_compile_leaves_out_the_checks(monkeypatch):
+    logits, targets, selected = (torch.tensor(x) for x in problem((2, 3)))
+    plain = masked_ce(logits, targets, selected)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)       # what torch.compile sets; it takes seconds
+    assert masked_ce(logits, targets, selected) == plain
+    assert math.isnan(masked_ce(logits, targets, selected & False))
+
+
 # --- adding up ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -388,6 +403,7 @@ REFUSED = {
     "Boolean logits": (Z > 0, Y, M, TypeError, ("logits have dtype", "bool", "floating scores")),
     "float targets": (Z, Y.astype(np.float32), M, TypeError, ("targets have dtype", "float32", "integer IDs")),
     "Boolean targets": (Z, M, M, TypeError, ("targets have dtype", "bool", "integer IDs")),
+    "complex targets": (Z, Y.astype(complex), M, TypeError, ("targets have dtype", "complex", "integer IDs")),
     "integer selected": (Z, Y, np.ones((2, 3), int), TypeError, ("selected has dtype", "int", "wanted bool")),
     "float selected": (Z, Y, np.ones((2, 3), np.float32), TypeError, ("selected has dtype", "float32", "wanted bool")),
     "target is vocab": (Z, np.array([[0, 0, 0], [0, 4, 9]]), M, ValueError, ("targets[1, 1] is 4", "[0, 4)")),

@@ -2,6 +2,7 @@
 import dis
 import functools
 import linecache
+import math
 import random
 import traceback
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 from . import progress
 
 EXERCISES = {}                  # number: check, in the order of notebook 04
+LARGEST = 10**6                 # numbers in an answer; the exercises want a few hundred
 
 
 class Wrong(Exception):
@@ -37,25 +39,28 @@ class Wrong(Exception):
         return "\n".join([*lines, f"{'read again':>10}: {read}"])
 
 
-def exercise(number, title, read):
+def exercise(number, title, *read):
     """Make a check of an exercise out of a function that takes answers and raises Wrong or returns the proof.
 
     The check prints its answer, keeps it for the progress table, and never raises. Its
-    attribute `outcome` gives `(state, words)` without printing.
+    attribute `outcome` gives `(state, words)` without printing. `read` are the headings
+    of the sections to read again, as they stand in the notebooks.
     """
     def decorate(check):
         def outcome(*answers):
-            missing = [answer for answer in answers if not attempted(answer)]
-            if len(missing) == len(answers):
-                return "not attempted", ""
             try:
+                missing = [answer for answer in answers if not attempted(answer)]
+                if len(missing) == len(answers):
+                    return "not attempted", ""
                 if missing:
                     raise Wrong(f"{name(missing[0])} is not attempted yet")
-                return "right", check(*answers)
+                with global_seeds(0):       # whatever the answer does to global generators, the learner keeps theirs
+                    return "right", check(*answers)
             except Wrong as wrong:
-                return "wrong", wrong.words(read)
-            except Exception as error:      # an answer that even the reading of it fails on
-                return "wrong", Wrong(f"this answer cannot be read: {type(error).__name__}").words(read)
+                return "wrong", wrong.words(" · ".join(read))
+            except (Exception, SystemExit) as error:        # an answer that even the reading of it fails on
+                because = f"this answer cannot be read: {type(error).__name__}"
+                return "wrong", Wrong(because).words(" · ".join(read))
 
         @functools.wraps(check)
         def answer(*answers):
@@ -64,7 +69,7 @@ def exercise(number, title, read):
             link = " because " if state == "wrong" else ". " if words else ""
             print(f"{number} {title}: {state}{link}{words}")
 
-        answer.outcome, answer.title = outcome, title
+        answer.outcome, answer.title, answer.read = outcome, title, read
         EXERCISES[number] = answer
         return answer
     return decorate
@@ -73,12 +78,22 @@ def exercise(number, title, read):
 def attempted(answer):
     """False for `...`, None, a dict of such, and a function whose body is still `...`."""
     if isinstance(answer, dict):
-        return any(value not in (None, ..., "") for value in answer.values())
-    if not hasattr(answer, "__code__"):
-        return answer is not None and answer is not ...
-    steps = [step for step in dis.get_instructions(answer) if step.opname not in ("RESUME", "NOP")]
+        return any(attempted(value) for value in answer.values())
+    code = code_of(answer)
+    if code is None:
+        return answer is not None and answer is not ... and not (isinstance(answer, str) and not answer)
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("RESUME", "NOP")]
     return not all(step.opname in ("LOAD_CONST", "RETURN_CONST", "RETURN_VALUE") and step.argval in (None, ...)
                    for step in steps)
+
+
+def code_of(function):
+    """The code that a learner wrote, also inside `jax.jit`, `functools.partial` and a class with `__call__`."""
+    for inner in (function, getattr(function, "__wrapped__", None), getattr(function, "func", None),
+                  type(function).__call__ if callable(function) else None):
+        if hasattr(inner, "__code__"):
+            return inner.__code__
+    return None
 
 
 def call(function, *inputs, framework=None):
@@ -106,28 +121,40 @@ def call(function, *inputs, framework=None):
 
 
 def raises(function, *inputs):
-    """The exception of the learner's function for fresh copies of `inputs`, or None, with what it returned."""
-    try:
-        return None, function(*convert(inputs, frameworks(function)[0]))
-    except (Exception, SystemExit) as error:
-        return error, None
+    """The learner's refusal of fresh copies of `inputs`, a ValueError, or what they get instead.
+
+    Returns:
+        `(error, None)` or `(None, result)`, from the framework that the function works in.
+    """
+    failed = None
+    for kind in frameworks(function):
+        try:
+            return None, function(*convert(inputs, kind))
+        except ValueError as error:
+            return error, None
+        except (Exception, SystemExit) as error:        # perhaps only a matter of the framework
+            failed = failed or error
+    return failed, None
 
 
 def frameworks(function):
-    """JAX first, PyTorch first if the function names it: whichever works is welcome."""
-    def names(code):
-        yield from code.co_names
-        for constant in code.co_consts:
-            if hasattr(constant, "co_names"):
-                yield from names(constant)
-    used = set(names(function.__code__)) if hasattr(function, "__code__") else set()
-    return ("torch", "jax") if "torch" in used and not used & {"jax", "jnp"} else ("jax", "torch")
+    """JAX first, PyTorch first if the function names it, NumPy last: whichever works is welcome."""
+    used = names_in(code_of(function))
+    return ("torch", "jax", "numpy") if "torch" in used and not used & {"jax", "jnp"} else ("jax", "torch", "numpy")
+
+
+def names_in(code):
+    """The names that a piece of code uses, functions inside it included."""
+    inner = [constant for constant in getattr(code, "co_consts", ()) if hasattr(constant, "co_names")]
+    return set(getattr(code, "co_names", ())).union(*map(names_in, inner))
 
 
 def convert(x, framework):
     """A copy of `x` with its NumPy arrays in `framework`; scalars and functions stay."""
     if isinstance(x, np.ndarray):
-        return jnp.array(x) if framework == "jax" else torch.tensor(x)
+        if framework == "torch" and x.dtype.kind == "i":
+            x = x.astype(np.int64)          # what PyTorch makes of typed-in IDs, and what its losses take
+        return {"jax": jnp.array, "torch": torch.tensor, "numpy": np.array}[framework](x)
     if isinstance(x, dict):
         return {key: convert(value, framework) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -157,16 +184,16 @@ def same(a, b):
 
 def array(x, what="the answer"):
     """`x` as a NumPy array of its own, or Wrong."""
-    if isinstance(x, torch.Tensor):
-        x = x.detach().cpu().numpy()
     if isinstance(x, (str, bytes, dict, set)) or callable(x):
-        raise Wrong(f"{what} is of type {type(x).__name__}; wanted an array or a number", given=str(x)[:60])
+        raise Wrong(f"wanted an array or a number for {what}; this is of type {type(x).__name__}", given=str(x)[:60])
+    if math.prod(getattr(x, "shape", ())) > LARGEST:
+        raise Wrong(f"the shape of {what} is {tuple(x.shape)}, far more than was asked for")
     try:
-        values = np.array(x)
+        values = np.array(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
     except Exception:
         raise Wrong(f"{what} cannot be read as an array", given=type(x).__name__) from None
     if values.dtype.kind not in "bifu" and not jnp.issubdtype(values.dtype, jnp.floating):
-        raise Wrong(f"{what} holds {values.dtype}; wanted numbers", given=str(x)[:60])
+        raise Wrong(f"wanted numbers for {what}; this holds {values.dtype}", given=str(x)[:60])
     return values
 
 
@@ -176,8 +203,7 @@ def judge(trials, *, kind=None, what="the answer", tolerance=1e-5):
     Args:
         trials: yields `(got, want, slips, shown)`, the smallest first. `slips` are pairs
             `(because, values)`: what a known misconception gives there, in the same order
-            in each trial. A misconception that explains all trials is named before one
-            that explains only the first wrong trial.
+            in each trial; or a function that gives these pairs, asked for only if need be.
         kind: "float", "float32", "bool" or "int", if the dtype matters.
     """
     seen, late = [], None
@@ -186,30 +212,42 @@ def judge(trials, *, kind=None, what="the answer", tolerance=1e-5):
             seen.append(trial)
     except Wrong as wrong:              # an earlier, smaller trial may tell more than an exception in a later one
         late = wrong
-    for got, want, slips, shown in seen:
+    for place, (got, want, _, shown) in enumerate(seen):
         values, want = array(got, what), np.asarray(want)
-        named = [because for k, (because, _) in enumerate(slips)
-                 if all(explains(trial[0], trial[2][k][1], tolerance) for trial in seen)]
-        named += [because for because, slip in slips
-                  if explains(got, slip, tolerance) and not explains(want, slip, tolerance)]
         if values.shape != want.shape:
-            raise Wrong(named[0] if named else f"{what} has shape {values.shape}; wanted {want.shape}", shown=shown,
-                        expected=f"shape {want.shape}", given=f"shape {values.shape}")
+            because = misconception(seen, place, tolerance) or (
+                f"the shape of {what} is not right" if want.shape else f"wanted one number for {what}")
+            raise Wrong(because, shown=shown, expected=f"shape {want.shape}", given=f"shape {values.shape}")
         if kind and not {"bool": values.dtype.kind == "b", "int": values.dtype.kind in "iu",
                          "float32": values.dtype == np.float32,
                          "float": jnp.issubdtype(values.dtype, jnp.floating)}[kind]:
-            raise Wrong(f"{what} has dtype {values.dtype}; wanted {kind}", shown=shown)
-        if close(values, want, tolerance):
-            continue
-        if not named and not np.isfinite(values.astype(np.float64)).all():
-            named = [f"{what} is not finite: something was divided by zero, or the logarithm of zero was taken"]
-        raise Wrong(named[0] if named else f"{what} has other values", shown=shown, expected=want, given=values)
+            raise Wrong(f"the dtype of {what} is not right", shown=shown, expected=kind, given=str(values.dtype))
+        if not close(values, want, tolerance):
+            because = misconception(seen, place, tolerance) or (
+                f"the values of {what} are not right" if np.isfinite(values.astype(np.float64)).all() else
+                f"{what} is not finite: something was divided by zero, or the logarithm of zero was taken")
+            raise Wrong(because, shown=shown, expected=want, given=values)
     if late:
         raise late
 
 
+def misconception(seen, place, tolerance):
+    """The slip that explains this trial and the most of all, at least half: one alone may be chance. Or None."""
+    hits = []
+    for got, _, slips, _ in seen:
+        slips = slips() if callable(slips) else slips
+        hits.append([explains(got, slip, tolerance) for _, slip in slips])
+    votes = np.array(hits).sum(0) * hits[place]
+    if votes.size and votes.max() * 2 >= len(seen):
+        return slips[int(votes.argmax())][0]
+    if len(seen) > 1 and all(same(array(got), array(seen[0][0])) for got, *_ in seen):
+        return "it gives the same for every input: does it use its arguments?"
+    return None
+
+
 def explains(got, slip, tolerance):
-    return np.shape(slip) == np.shape(array(got)) and close(array(got), slip, tolerance)
+    got = array(got)
+    return np.shape(slip) == got.shape and bool(close(got, slip, tolerance))
 
 
 def close(a, b, tolerance=1e-5):
@@ -217,18 +255,23 @@ def close(a, b, tolerance=1e-5):
     return np.allclose(a, b, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
 
 
+def global_states():
+    return snapshot((random.getstate(), np.random.get_state(), torch.get_rng_state()))      # noqa: NPY002
+
+
 @contextmanager
 def global_seeds(seed):
-    """All global generators at `seed`, and afterwards as they were."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()   # noqa: NPY002
+    """All global generators at `seed`, and afterwards as they were; gives a function that says if one was used."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()                # noqa: NPY002
     random.seed(seed)
-    np.random.seed(seed)                                                        # noqa: NPY002
+    np.random.seed(seed)                                                                    # noqa: NPY002
     torch.manual_seed(seed)
+    seeded = global_states()
     try:
-        yield
+        yield lambda: not same(seeded, global_states())
     finally:
         random.setstate(before[0])
-        np.random.set_state(before[1])                                          # noqa: NPY002
+        np.random.set_state(before[1])                                                      # noqa: NPY002
         torch.set_rng_state(before[2])
 
 
@@ -238,7 +281,7 @@ def name(function):
 
 def line_of(error, function):
     """The learner's own line in the traceback of `error`, the deepest one."""
-    file = function.__code__.co_filename if hasattr(function, "__code__") else None
+    file = getattr(code_of(function), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if not lines:
         return ""
@@ -256,7 +299,7 @@ def brief(x):
         return ", ".join(brief(value) for value in x)
     if callable(x):
         return name(x)
-    if isinstance(x, (np.ndarray, np.generic)):
-        text = np.array2string(np.asarray(x), precision=4, suppress_small=True, separator=", ", threshold=40)
+    if isinstance(x, (np.ndarray, np.generic, jax.Array, torch.Tensor)):
+        text = np.array2string(array(x), precision=4, suppress_small=True, separator=", ", threshold=40)
         return " ".join(text.split())
-    return str(x)
+    return " ".join(str(x)[:60].split())

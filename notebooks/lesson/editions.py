@@ -5,8 +5,8 @@ import zipfile
 
 import nbformat
 
+from .execution import tidy
 from .figures import PROJECT
-from .run import tidy
 
 TARGET = PROJECT / "build" / "student"
 COPIED = ["requirements-cpu.txt", "LICENSE", "notebooks/mlm", "notebooks/lesson",
@@ -39,7 +39,7 @@ def without_solutions(nb):
     cells, after_solution = [], False
     for cell in nb.cells:
         if "solution" in cell.metadata.get("tags", ()):
-            after_solution = True
+            after_solution = cell.cell_type == "code"
             continue
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count, after_solution = [], None, False
@@ -60,7 +60,7 @@ def build(target=TARGET):
         source, to = PROJECT / name, target / name
         to.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", "editions.py", "grade.py"))
         else:
             shutil.copy(source, to)
     (target / "README.md").write_text(README, encoding="utf-8")

@@ -27,9 +27,8 @@ async def execute(path, out, on_cell=lambda cell: None):
     """
     nb = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as scratch:
-        write_kernel_spec(Path(scratch, "kernels", "python3"))
-        specs = KernelSpecManager(kernel_dirs=[str(Path(scratch, "kernels"))], ensure_native_kernel=False)
-        client = NotebookClient(nb, km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+        manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=own_kernel(scratch))
+        client = NotebookClient(nb, km=manager,
                                 resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
                                 timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
         # A profile of the user's own (start-up files, settings) would change what is recorded. One thread for
@@ -41,9 +40,17 @@ async def execute(path, out, on_cell=lambda cell: None):
             if asyncio.current_task().cancelling():
                 raise asyncio.CancelledError from None
             raise
-        finally:                        # left behind by a kernel that was stopped while it started
+        finally:                        # nbclient leaves these behind when it is cancelled while the kernel starts
             atexit.unregister(client._cleanup_kernel)
+            if kernel.has_kernel:
+                await kernel.shutdown_kernel(now=True)
     return tidy(nb)
+
+
+def own_kernel(scratch):
+    """Kernel specifications in the folder `scratch`: the running interpreter's, and no other."""
+    write_kernel_spec(Path(scratch, "kernels", "python3"))
+    return KernelSpecManager(kernel_dirs=[str(Path(scratch, "kernels"))], ensure_native_kernel=False)
 
 
 def tidy(nb):

@@ -22,10 +22,9 @@ import time
 from pathlib import Path
 
 import nbformat
-from ipykernel.kernelspec import write_kernel_spec
-from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
+from .execution import own_kernel
 from .figures import PROJECT
 
 NOTEBOOK = PROJECT / "notebooks" / "04_exercise.ipynb"
@@ -130,9 +129,7 @@ class Session:
         for name in ("mlm", "lesson"):
             copy_of(name, self.scratch / "notebooks" / name)
         shutil.copytree(PROJECT / "data", self.scratch / "data")
-        write_kernel_spec(self.scratch / "kernels" / "python3")         # this interpreter's kernel, whatever is installed
-        specs = KernelSpecManager(kernel_dirs=[str(self.scratch / "kernels")], ensure_native_kernel=False)
-        self.manager = KernelManager(kernel_name="python3", kernel_spec_manager=specs)
+        self.manager = KernelManager(kernel_name="python3", kernel_spec_manager=own_kernel(self.scratch))
         self.manager.start_kernel(cwd=str(self.scratch / "notebooks"), stdout=subprocess.DEVNULL,
                                   stderr=subprocess.DEVNULL, env={**os.environ, "MLM_OUT": str(self.scratch)})
         self.client = self.manager.client()

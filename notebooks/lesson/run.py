@@ -65,29 +65,27 @@ def choose(names):
     return [path for path in paths if not names or any(path.name.startswith(Path(name).name) for name in names)]
 
 
-async def run_one(path, out):
-    """Run one notebook with a progress bar; gives `(notebook, seconds)` or raises `Failed` in words."""
-    total = sum(cell.cell_type == "code" for cell in nbformat.read(path, as_version=4).cells)
+async def run_one(path, out, bar):
+    """Run one notebook and move `bar`; gives `(notebook, seconds)` or raises `Failed` in words."""
     reached, start = [], time.monotonic()
-    with tqdm(total=total, desc=path.stem, unit="cell", disable=None) as bar:      # None: only in a terminal
-        def on_cell(cell):
-            bar.update(bool(reached))           # the one before is done
-            reached.append(cell)
-        try:
-            nb = await execute(path, out, on_cell)
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            why = (f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else
-                   f"It ran longer than {LONGEST_CELL} s." if isinstance(error, CellTimeoutError) else
-                   "Its kernel stopped (was there enough memory?)")
-            lines = ["    " + line for line in reached[-1].source.splitlines()] if reached else []
-            raise Failed("\n".join([f"\n{path.name} failed in code cell {len(reached)} of {total}:", "",
-                                    *lines[:6], *["    ..."] * (len(lines) > 6), "", why, "", AS_IT_WAS,
-                                    f"To see the whole traceback, run {path.name} up to that cell in JupyterLab."])
-                         ) from None
-        bar.update(bool(reached))
+
+    def on_cell(cell):
+        bar.set_postfix_str(f"{path.stem}, cell {len(reached) + 1}")
+        bar.update(bool(reached))           # the one before is done
+        reached.append(cell)
+    try:
+        nb = await execute(path, out, on_cell)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        why = (f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else
+               f"It ran longer than {LONGEST_CELL} s." if isinstance(error, CellTimeoutError) else
+               "Its kernel stopped (was there enough memory?)")
+        lines = ["    " + line for line in reached[-1].source.splitlines()] if reached else []
+        words = [f"\n{path.name} failed in code cell {len(reached)}:", "", *lines[:6], *["    ..."] * (len(lines) > 6),
+                 "", why, "", AS_IT_WAS, f"To see the whole traceback, run {path.name} up to that cell in JupyterLab."]
+        raise Failed("\n".join(words)) from None
+    bar.update(bool(reached))
     seconds = time.monotonic() - start
-    if bar.disable:
-        print(f"{path.stem}: {total} cells in {seconds:.1f} s", flush=True)
+    bar.write(f"{path.stem}: {len(reached)} cells in {seconds:.1f} s")
     return nb, seconds
 
 
@@ -105,9 +103,12 @@ def main(arguments=None):
     paths, writes, seconds = choose(asked.notebooks), {}, {}
     before, start = {path: path.read_bytes() for path in paths}, time.monotonic()
     rows = [("notebook", "seconds", "cells", "figures", "differs from the recorded run")]
+    recorded = {path: nbformat.reads(text.decode(), as_version=4) for path, text in before.items()}
+    cells = sum(cell.cell_type == "code" for nb in recorded.values() for cell in nb.cells)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            done = wait_for(*(run_one(path, Path(scratch, path.stem)) for path in paths))
+            with tqdm(total=cells, unit="cell", disable=None) as bar:          # None: a bar only in a terminal
+                done = wait_for(*(run_one(path, Path(scratch, path.stem), bar) for path in paths))
         except Failed as failed:
             sys.exit(str(failed))
         for path, (nb, took) in zip(paths, done, strict=True):
@@ -117,7 +118,7 @@ def main(arguments=None):
             seconds[path.stem] = round(took, 1)
             rows.append((path.stem, f"{took:.1f}", str(sum(cell.cell_type == "code" for cell in nb.cells)),
                          str(sum(name.endswith(".png") for name in exports)),
-                         differences(nbformat.reads(before[path].decode(), as_version=4), nb, exports)))
+                         differences(recorded[path], nb, exports)))
             writes |= {PROJECT / name: content for name, content in exports.items()}
             writes[path] = (nbformat.writes(nb).rstrip("\n") + "\n").encode()
     edited = [path.name for path, content in before.items() if not same(path, content)]

@@ -64,7 +64,7 @@ def apply_bert_masking(tokens, vocab_size, mask_token_id, seed, mask_prob=0.15):
     if isinstance(tokens, torch.Tensor):
         select, corrupt, replacement = (
             draw.to(tokens.device) for draw in draws_torch(values.shape, vocab_size, seed))
-        tokens = tokens.detach().to(torch.int64)
+        tokens = tokens.to(torch.int64)
         corrupted, selected = _bert_policy(torch.where, tokens, select, corrupt, replacement,
                                            mask_token_id, mask_prob)
         return torch.stack([corrupted, selected], dim=-1).to(torch.float32)
