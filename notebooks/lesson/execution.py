@@ -28,8 +28,7 @@ async def execute(path, out, on_cell=lambda cell: None):
     nb = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as scratch:
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=own_kernel(scratch))
-        client = NotebookClient(nb, km=manager,
-                                resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
+        client = NotebookClient(nb, km=manager, resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
                                 timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
         # A profile of the user's own (start-up files, settings) would change what is recorded. One thread for
         # PyTorch: two kernels at work would make its threads wait for a core at every tiny softmax.
@@ -42,8 +41,8 @@ async def execute(path, out, on_cell=lambda cell: None):
             raise
         finally:                        # nbclient leaves these behind when it is cancelled while the kernel starts
             atexit.unregister(client._cleanup_kernel)
-            if kernel.has_kernel:
-                await kernel.shutdown_kernel(now=True)
+            if manager.has_kernel:
+                await manager.shutdown_kernel(now=True)
     return tidy(nb)
 
 
