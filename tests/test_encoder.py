@@ -245,10 +245,10 @@ print(json.dumps(dict(seconds=seconds, new=new, out=out.tolist(), devices=[d.id 
 
 
 def test_import_and_environment():
-    # Once more under the environment variables that would change the draws, and on the second of two devices.
+    # Once more under the environment variables that could change the draws, and on the second of two devices.
     case = json.loads((pathlib.Path(__file__).parents[1] / "data" / "golden_masking.json").read_text())["cases"][0]
     environment = dict(os.environ, JAX_THREEFRY_PARTITIONABLE="0", JAX_ENABLE_X64="1", JAX_DEFAULT_PRNG_IMPL="rbg",
-                       JAX_RANDOM_SEED_OFFSET="7", PYTHONDONTWRITEBYTECODE="1")
+                       JAX_RANDOM_SEED_OFFSET="7", JAX_DISABLE_JIT="1", PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run([sys.executable, "-c", IN_A_FRESH_PROCESS, json.dumps(case["tokens"])], env=environment,
                           cwd=pathlib.Path(mlm.__file__).parents[1], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -210,8 +210,7 @@ JAX_FLAGS = {
         jax_random_seed_offset=7, jax_enable_custom_prng=True, jax_legacy_prng_key="error", jax_debug_key_reuse=True,
         jax_numpy_dtype_promotion="strict", jax_numpy_rank_promotion="raise", jax_debug_nans=True,
         jax_transfer_guard="disallow_explicit"),
-    "no jit, no transfers": dict(jax_disable_jit=True, jax_transfer_guard="disallow"),
-}
+}   # without jit: in a fresh process, in test_encoder.py
 
 
 @pytest.mark.parametrize("flags", JAX_FLAGS)

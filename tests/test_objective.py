@@ -278,9 +278,9 @@ def test_float64_stays_float64(framework):
     total, count, gradient = reference(logits, targets, selected)
     with jax.enable_x64(True):
         value, got = number_and_gradient(framework, masked_ce, logits, targets, selected)
-        single = masked_ce(into(framework, logits.astype(np.float32)), targets, selected)
+        single, _ = number_and_gradient(framework, masked_ce, logits.astype(np.float32), targets, selected)
     assert value.dtype == got.dtype == np.float64
-    assert np.asarray(single).dtype == np.float32
+    assert single.dtype == np.float32
     close(value, total / count, 1e-14)
     close(got, gradient / count, 1e-14)
 
@@ -298,17 +298,17 @@ def test_targets_of_every_integer_type(framework, dtype):
 # --- under transformations --------------------------------------------------------------------------------------------
 
 def test_jax_transformations():
-    logits, targets, selected = (jnp.asarray(x) for x in problem((4, 3), p=0.5))
-    selected = selected.at[2].set(False)                        # an empty microbatch is no reason to stop
+    logits, targets, selected = (jnp.asarray(x) for x in problem((2, 3)))
+    selected = selected.at[1].set(False)                        # an empty microbatch is no reason to stop
     total, count, gradient = reference(*map(np.asarray, (logits, targets, selected)))
 
-    value, got = jax.jit(jax.value_and_grad(masked_ce))(logits, targets, selected)
+    value, got = jitted(masked_ce)(logits, targets, selected)
     close(value, total / count)
     close(got, gradient / count)
 
     totals, counts = jax.jit(jax.vmap(masked_nll))(logits, targets, selected)
     close(totals, [reference(*map(np.asarray, row))[0] for row in zip(logits, targets, selected, strict=True)])
-    assert counts.tolist() == np.asarray(selected).sum(axis=1).tolist() and counts[2] == 0
+    assert counts.tolist() == np.asarray(selected).sum(axis=1).tolist() and counts[1] == 0
 
     def add(carry, row):
         return jax.tree.map(jnp.add, carry, masked_nll(*row)), None

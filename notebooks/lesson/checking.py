@@ -15,6 +15,7 @@ import torch
 from . import progress
 
 EXERCISES = {}                  # number: check, in the order of notebook 04
+LARGE = 40                      # numbers; of more, only some are shown
 LARGEST = 10**6                 # numbers in an answer; the exercises want a few hundred
 
 
@@ -164,7 +165,9 @@ def convert(x, framework):
 
 def snapshot(x):
     """`x` with its arrays copied to NumPy."""
-    if isinstance(x, (torch.Tensor, jax.Array, np.ndarray)):
+    if isinstance(x, torch.Tensor):
+        return np.array(x.numpy())
+    if isinstance(x, (jax.Array, np.ndarray)):
         return np.array(x)
     if isinstance(x, dict):
         return {key: snapshot(value) for key, value in x.items()}
@@ -189,7 +192,7 @@ def array(x, what="the answer"):
     if math.prod(getattr(x, "shape", ())) > LARGEST:
         raise Wrong(f"the shape of {what} is {tuple(x.shape)}, far more than was asked for")
     try:
-        values = np.array(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
+        values = np.array(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x)
     except Exception:
         raise Wrong(f"{what} cannot be read as an array", given=type(x).__name__) from None
     if values.dtype.kind not in "bifu" and not jnp.issubdtype(values.dtype, jnp.floating):
@@ -226,21 +229,35 @@ def judge(trials, *, kind=None, what="the answer", tolerance=1e-5):
             because = misconception(seen, place, tolerance) or (
                 f"the values of {what} are not right" if np.isfinite(values.astype(np.float64)).all() else
                 f"{what} is not finite: something was divided by zero, or the logarithm of zero was taken")
-            raise Wrong(because, shown=shown, expected=want, given=values)
+            raise Wrong(because, shown=shown, **difference(want, values, tolerance))
     if late:
         raise late
 
 
+def difference(want, values, tolerance):
+    """What was expected and given; of a large answer, the first place where they differ."""
+    if want.size <= LARGE:
+        return {"expected": want, "given": values}
+    at = np.argwhere(~close(values, want, tolerance, every=False))[0]
+    at = tuple(map(int, at[:-1] if want.shape[-1] <= 6 else at))
+    return {key: f"{brief(x[at])} at {list(at)}" for key, x in (("expected", want), ("given", values))}
+
+
 def misconception(seen, place, tolerance):
-    """The slip that explains this trial and the most of all, at least half: one alone may be chance. Or None."""
-    hits = []
-    for got, _, slips, _ in seen:
+    """The slip that explains this trial and most others, or None. Only trials count in which it gives something wrong.
+
+    Half of those are enough, for a second slip may spoil the rest; one of many may be chance.
+    """
+    found = []
+    for got, want, slips, _ in seen:
         slips = slips() if callable(slips) else slips
-        hits.append([explains(got, slip, tolerance) for _, slip in slips])
-    votes = np.array(hits).sum(0) * hits[place]
-    if votes.size and votes.max() * 2 >= len(seen):
-        return slips[int(votes.argmax())][0]
-    if len(seen) > 1 and all(same(array(got), array(seen[0][0])) for got, *_ in seen):
+        found.append([(explains(got, slip, tolerance), not explains(want, slip, tolerance)) for _, slip in slips])
+    hits, counts = np.array(found, bool).reshape(len(seen), -1, 2).transpose(2, 0, 1)
+    share = hits[place] * (hits & counts).sum(0) / np.maximum(counts.sum(0), 1)
+    if share.size and share.max() >= 0.5:
+        return slips[int(share.argmax())][0]
+    answers = [array(got) for got, *_ in seen]
+    if len(seen) > 1 and all(same(answer, answers[0]) for answer in answers) and answers[0].shape == np.shape(seen[0][1]):
         return "it gives the same for every input: does it use its arguments?"
     return None
 
@@ -250,9 +267,9 @@ def explains(got, slip, tolerance):
     return np.shape(slip) == got.shape and bool(close(got, slip, tolerance))
 
 
-def close(a, b, tolerance=1e-5):
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return np.allclose(a, b, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
+def close(a, b, tolerance, every=True):
+    near = np.isclose(np.asarray(a, np.float64), np.asarray(b, np.float64), 10 * tolerance, tolerance, equal_nan=True)
+    return near.all() if every else near
 
 
 def global_states():
@@ -300,6 +317,6 @@ def brief(x):
     if callable(x):
         return name(x)
     if isinstance(x, (np.ndarray, np.generic, jax.Array, torch.Tensor)):
-        text = np.array2string(array(x), precision=4, suppress_small=True, separator=", ", threshold=40)
+        text = np.array2string(array(x), precision=4, suppress_small=True, separator=", ", threshold=LARGE)
         return " ".join(text.split())
     return " ".join(str(x)[:60].split())

@@ -7,6 +7,7 @@ in float64, or the exercise's own draw lines.
 import functools
 import itertools
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -468,15 +469,16 @@ def _masking_slips(draws, slips_of_draws, drawn, case, vocab_size, seed):
          out(np.where(select < np.float32(prob), 2, -1), corrupt, replacement)),
         ("a draw equal to mask_prob selects; wanted strictly below",
          out(np.where(select == np.float32(prob), -1, select), corrupt, replacement)),
+        ("the seed is not used: is 0 typed in?", out(*draws(tokens.shape, vocab_size, 0))),
         ("mask_prob is not used: 0.15 is only its default", _policy(tokens, mask_id, 0.15, *drawn)),
-        ("ID 0 is never selected; here every position is eligible",
+        ("the ID 0 is never selected; here every position is eligible",
          out(np.where(tokens == 0, 2, select), corrupt, replacement)),
         ("unselected tokens are corrupted too: ask the selection first",
          np.stack([_policy(tokens, mask_id, 1, *drawn)[..., 0], selected], -1)),
         ("unselected tokens are corrupted too: ask the selection in each branch",
          np.stack([np.where(corrupt < 0.8, mask_id, read), selected], -1)),
         ("the last ID is never drawn; the upper border of the draw is vocab_size itself", replaced(0, vocab_size - 1)),
-        ("ID 0 is never drawn; replacements come from 0 on", replaced(1, vocab_size)),
+        ("the ID 0 is never drawn; replacements come from 0 on", replaced(1, vocab_size)),
         ("a replacement that hits the mask ID is changed; wanted as drawn",
          out(select, corrupt, np.where(replacement == mask_id, (replacement + 1) % vocab_size, replacement))),
         ("a replacement that hits the token itself is changed; wanted as drawn",
@@ -492,20 +494,11 @@ _REPEATED = "two draws repeat each other: the generator is seeded again between 
 
 
 def _jax_slips(*settings):
-    def taken(*places):
-        return _jax_draws(*settings, keys=lambda key: jax.random.split(key, 4)[jnp.array(places)])
-
-    def chained(key):
-        for _ in range(3):
-            key, one = jax.random.split(key)
-            yield one
-    return [(_REPEATED, taken(1, 1, 1)), (_REPEATED, taken(1, 1, 3)), (_REPEATED, taken(1, 2, 1)),
-            (_REPEATED, taken(1, 2, 2)),
-            ("one key draws everything, so the draws repeat each other",
-             _jax_draws(*settings, keys=lambda key: [key] * 3)),
-            ("the keys are off by one: of the four parts the first stays unused", taken(0, 1, 2)),
-            ("the keys of corruption and replacement are exchanged", taken(1, 3, 2)),
-            ("the key is split in two, again and again; wanted in four, once", _jax_draws(*settings, keys=chained))]
+    return [(_REPEATED, _jax_draws(*settings, keys=keys)) for keys in ((1, 1, 1), (1, 1, 3), (1, 2, 1), (1, 2, 2))] + [
+        ("one key draws everything, so the draws repeat each other", _jax_draws(*settings, keys="one")),
+        ("the keys are off by one: of the four parts the first stays unused", _jax_draws(*settings, keys=(0, 1, 2))),
+        ("the keys of corruption and replacement are exchanged", _jax_draws(*settings, keys=(1, 3, 2))),
+        ("the key is split in two, again and again; wanted in four, once", _jax_draws(*settings, keys="chain"))]
 
 
 def _torch_slips(*settings):
@@ -532,7 +525,8 @@ def eligible_selection(function):
     rng = np.random.default_rng(FRESH + 10)
     ragged = np.where(np.arange(14) < rng.integers(4, 14, (6, 1)), rng.integers(1, 60, (6, 14)), 0)
     cases = {
-        "small": (np.array([[0.0, 0.1875, 0.25, 0.875, 0.0625]], np.float32), np.array([[1, 7, 8, 9, 0]]), (0, 1), 0.25),
+        "small": (np.array([[0.0, 0.1875, 0.25, 0.875, 0.0625]], np.float32), np.array([[1, 7, 8, 9, 0]]),
+                  (0, 1), 0.25),
         "equal": (np.array([[0.5, 0.25, 0.5], [0.5, 0.75, 0.25]], np.float32), np.array([[5, 6, 2], [2, 7, 8]]),
                   (2, 6), 0.5),
         "fresh": (rng.random((6, 14)).astype(np.float32), ragged, (0, 1, 2, 23), 0.3),
@@ -544,7 +538,8 @@ def eligible_selection(function):
     def trials():
         for because, (draws, tokens, special, prob) in cases.items():
             if "no error" in because and isinstance(raises(function, draws, tokens, special, prob)[0], ValueError):
-                raise Wrong(because, shown=f"tokens {brief(tokens)}, special {special}", given="ValueError")
+                raise Wrong(because, shown=f"tokens {brief(tokens)}, special {special}", expected="a selection",
+                            given="ValueError")
             got = call(function, draws, tokens, special, prob)
             ordinary, p = ~np.isin(tokens, special), np.float32(prob)
             below = draws < p
@@ -610,7 +605,7 @@ def ordinary_replacements(function):
                  cut(np.arange(n)) + len(special)),
                 ("only IDs above the last special one are drawn; ordinary ones may lie between",
                  cut(np.arange(low, max(vocab_size, low + 1)))),
-                ("ID 0 is left out though it is not special here", cut(ordinary[ordinary != 0])),
+                ("the ID 0 is left out though it is not special here", cut(ordinary[ordinary != 0])),
                 ("vocab_size itself is drawn; IDs end one below", cut(np.append(ordinary, vocab_size))),
                 ("a special ID is moved to the next ordinary one" + double, moved(anything, vocab_size, special, 1)),
                 ("a special ID is moved to the next one, which gets a double share and may be special too",
@@ -750,15 +745,23 @@ def _encode(params, read):
     return _softmax(scores) @ h @ params["head"]
 
 
-def _jax_draws(shape, vocab_size, seed, keys=lambda key: jax.random.split(key, 4)[1:], low=0):
+@functools.cache
+def _jax_draws(shape, vocab_size, seed, keys=(1, 2, 3), low=0):
     """The exercise's draws, or those of a mistake: other keys, other replacements."""
     with jax.threefry_partitionable(True), jax.enable_x64(False):
-        k1, k2, k3 = keys(jax.random.key(seed, impl="threefry2x32"))
-        return (np.asarray(jax.random.uniform(k1, shape, dtype=jnp.float32)),
-                np.asarray(jax.random.uniform(k2, shape, dtype=jnp.float32)),
-                np.asarray(jax.random.randint(k3, shape, low, vocab_size, dtype=jnp.int32)))
+        key, chain = jax.random.key(seed, impl="threefry2x32"), []
+        for _ in range(3 if keys == "chain" else 0):
+            key, one = jax.random.split(key)
+            chain.append(one)
+        k1, k2, k3 = chain or ([key] * 3 if keys == "one" else jax.random.split(key, 4)[np.array(keys)])
+        size = math.prod(shape)         # JAX counts along the flat array: one length to compile, cut for each shape
+        flat = (max(size, 256),)
+        return tuple(np.asarray(draw)[:size].reshape(shape) for draw in (
+            jax.random.uniform(k1, flat, dtype=jnp.float32), jax.random.uniform(k2, flat, dtype=jnp.float32),
+            jax.random.randint(k3, flat, low, vocab_size, dtype=jnp.int32)))
 
 
+@functools.cache
 def _torch_draws(shape, vocab_size, seed, again=(0, 0), swapped=False, dtype=torch.float32, low=0):
     """The exercise's draws, or those of a mistake: seeded again, in another order, other replacements."""
     generator = torch.Generator(device="cpu")
@@ -785,7 +788,7 @@ def _only_selected(draws, select, case, vocab_size, seed):
         torch.rand(tokens.shape, generator=generator, dtype=torch.float32)
         corrupt = torch.rand(n, generator=generator, dtype=torch.float32).numpy()
         replacement = torch.randint(0, vocab_size, (n,), generator=generator).numpy()
-    else:                                               # JAX counts along the flat array: a shorter one begins alike
+    else:                                               # JAX's shorter draws begin like the full ones
         corrupt, replacement = (draw.ravel()[:n] for draw in draws(tokens.shape, vocab_size, seed)[1:])
     corrupted = tokens.copy()
     corrupted[chosen] = _policy(tokens[chosen], mask_id, 1, 0 * corrupt, corrupt, replacement)[..., 0]
@@ -798,10 +801,10 @@ def _gradients(function, context, head, targets, selected):
         try:
             if framework == "jax":
                 loss = lambda c, h: function(c, h, jnp.array(targets), jnp.array(selected))[1]      # noqa: E731
-                return jax.grad(loss, argnums=(0, 1))(jnp.array(context), jnp.array(head))
+                return tuple(map(array, jax.grad(loss, argnums=(0, 1))(jnp.array(context), jnp.array(head))))
             c, h = (torch.tensor(a, requires_grad=True) for a in (context, head))
             function(c, h, torch.tensor(targets), torch.tensor(selected))[1].backward()
-            return tuple(torch.zeros_like(a) if a.grad is None else a.grad for a in (c, h))
+            return tuple(array(torch.zeros_like(a) if a.grad is None else a.grad) for a in (c, h))
         except Exception:       # the other framework may do; if neither does, the loss cannot be differentiated
             continue
     raise Wrong("the loss cannot be differentiated: compute it from `context` and `head` with jnp or torch, not NumPy")

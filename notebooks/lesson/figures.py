@@ -53,7 +53,7 @@ def record(name, numbers, *, source, rtol=1e-4, atol=1e-6, **more):
     Floats keep six significant digits. NaN and infinity are refused.
     """
     body = {"source": source, **more, "tolerance": {"rtol": rtol, "atol": atol},
-            "packages": {p: version(p) for p in ("jax", "torch", "numpy", "matplotlib")},
+            "packages": {p: version(p).split("+")[0] for p in ("jax", "torch", "numpy", "matplotlib")},
             "numbers": {key: _plain(value) for key, value in numbers.items()}}
     # One line for each entry, so that a difference is read at a glance.
     lines = [f" {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in body.items() if k != "numbers"]

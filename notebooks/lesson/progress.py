@@ -13,7 +13,9 @@ def load():
     except (OSError, ValueError):
         kept = {}
     kept = kept if isinstance(kept, dict) else {}
-    return {part: kept[part] if isinstance(kept.get(part), dict) else {} for part in ("exercises", "questions")}
+    parts = {part: kept[part] if isinstance(kept.get(part), dict) else {} for part in ("exercises", "questions")}
+    return {part: {number: entry for number, entry in entries.items() if isinstance(entry, dict)}
+            for part, entries in parts.items()}
 
 
 def keep(part, number, entry):
@@ -26,10 +28,13 @@ def keep(part, number, entry):
     else:
         kept[part][number] = entry
     path = output_folder() / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".part")
-    new.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    new.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        new.replace(path)
+    except OSError as error:            # an answer is worth more than its record
+        print(f"({path} cannot be written, so this answer is not kept: {error.strerror})")
 
 
 def show():

@@ -16,7 +16,11 @@ FILE = PROJECT / "data" / "questions.json"
 
 def answer(number, letter):
     """Say whether `letter` is right for a question, and why not; keeps it for the progress table."""
-    letter, entry = str(letter).strip().lower(), unseal(load()[number])
+    sealed = load()
+    if number not in sealed:
+        print(f"{number} is no question; there are {', '.join(sealed)}")
+        return
+    entry, letter = unseal(sealed[number]), "" if letter in (None, ...) else str(letter).strip().lower()
     if not letter:
         state, words = "not attempted", ""
     elif letter not in entry:
