@@ -226,9 +226,10 @@ def judge(trials, *, kind=None, what="the answer", tolerance=1e-5):
                          "float": jnp.issubdtype(values.dtype, jnp.floating)}[kind]:
             raise Wrong(f"the dtype of {what} is not right", shown=shown, expected=kind, given=str(values.dtype))
         if not close(values, want, tolerance):
-            because = misconception(seen, place, tolerance) or (
-                f"the values of {what} are not right" if np.isfinite(values.astype(np.float64)).all() else
+            finite = np.isfinite(values.astype(np.float64)).all()
+            because = misconception(seen, place, tolerance) if finite else (
                 f"{what} is not finite: something was divided by zero, or the logarithm of zero was taken")
+            because = because or f"the values of {what} are not right"
             raise Wrong(because, shown=shown, **difference(want, values, tolerance))
     if late:
         raise late
@@ -256,8 +257,8 @@ def misconception(seen, place, tolerance):
     share = hits[place] * (hits & counts).sum(0) / np.maximum(counts.sum(0), 1)
     if share.size and share.max() >= 0.5:
         return slips[int(share.argmax())][0]
-    answers = [array(got) for got, *_ in seen]
-    if len(seen) > 1 and all(same(answer, answers[0]) for answer in answers) and answers[0].shape == np.shape(seen[0][1]):
+    first, *others = (array(got) for got, *_ in seen)
+    if others and first.shape == np.shape(seen[0][1]) and all(same(first, other) for other in others):
         return "it gives the same for every input: does it use its arguments?"
     return None
 

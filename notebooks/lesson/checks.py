@@ -527,7 +527,7 @@ def eligible_selection(function):
     cases = {
         "small": (np.array([[0.0, 0.1875, 0.25, 0.875, 0.0625]], np.float32), np.array([[1, 7, 8, 9, 0]]),
                   (0, 1), 0.25),
-        "equal": (np.array([[0.5, 0.25, 0.5], [0.5, 0.75, 0.25]], np.float32), np.array([[5, 6, 2], [2, 7, 8]]),
+        "equal": (np.array([[0.5, 0.25, 0.125], [0.5, 0.75, 0.25]], np.float32), np.array([[5, 6, 2], [2, 7, 8]]),
                   (2, 6), 0.5),
         "fresh": (rng.random((6, 14)).astype(np.float32), ragged, (0, 1, 2, 23), 0.3),
         "chance selects nothing here, which is no error: the batch holds ordinary tokens":
@@ -640,7 +640,7 @@ def mask_schedule(function):
             return got, used()
 
     here = "seed 7, epoch 0, example 0"
-    (first, used), (again, _), (later, _) = (mask(7, 0, 0, moment=moment) for moment in (0, 0, 1))
+    (first, used), (again, _), (later, used_too) = (mask(7, 0, 0, moment=moment) for moment in (0, 0, 1))
     if first.shape != (length,):
         raise Wrong("wanted one entry for each position", shown=here, expected=f"shape ({length},)",
                     given=f"shape {first.shape}")
@@ -650,7 +650,7 @@ def mask_schedule(function):
         raise Wrong("called twice with the same arguments it gives two masks: it depends on earlier calls", shown=here)
     if not np.array_equal(first, later):
         raise Wrong("it depends on a global generator: with another global seed it gives another mask", shown=here)
-    if used:
+    if used or used_too:        # one of the two, if it seeds as we did
         raise Wrong("it seeds or draws from a global generator, which others share; wanted a local one", shown=here)
     none, every = (mask(7, 0, 0, prob=p)[0] for p in (0.0, 1.0))
     for because, wrong in (
@@ -709,6 +709,8 @@ def diagnosis(answers):
             if broken.fault_of(letter) != "healthy":
                 raise Wrong(f"{letter} is not healthy: one of the audits fires on it. Run all of them")
         else:
+            # By name: when grading, this module is another copy than the learner's.
+            audit = next((a for a in broken.AUDITS if a.__name__ == getattr(audit, "__name__", None)), audit)
             if audit not in broken.AUDITS:
                 raise Wrong(f"{letter}: the second entry is the audit that shows it, such as broken.audit_leak",
                             given=brief(audit))

@@ -7,6 +7,7 @@ import base64
 import json
 import sys
 import zlib
+from pathlib import Path
 
 from . import progress
 from .figures import PROJECT
@@ -47,7 +48,7 @@ def unseal(text):
 
 def main(arguments):
     if arguments:
-        plain = json.loads(open(arguments[0], encoding="utf-8").read())
+        plain = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
         sealed = {number: seal(entry) for number, entry in plain.items()}
         FILE.write_text(json.dumps(sealed, indent=1) + "\n", encoding="utf-8")
     else:

@@ -88,7 +88,8 @@ def train_fixture(framework="jax"):
 
     def torch_step(params):
         leaves = {name: x.detach().requires_grad_() for name, x in params.items()}
-        value = loss(leaves)
+        with torch.enable_grad():               # whatever the caller has switched off
+            value = loss(leaves)
         return value.detach(), dict(zip(leaves, torch.autograd.grad(value, leaves.values()), strict=True))
 
     step = jax.jit(jax.value_and_grad(loss)) if framework == "jax" else torch_step
