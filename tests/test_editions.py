@@ -57,7 +57,7 @@ def test_student_edition_holds_no_solution_and_no_output(student):
         assert not tagged(nb, "solution")
         assert all(not cell.outputs and cell.execution_count is None for cell in nb.cells if cell.cell_type == "code")
         text = "\n".join(cell.source for cell in nb.cells)
-        assert "solution_" not in text and "**Reasoning.**" not in text and "# Solution" not in text, path.name
+        assert "solution_" not in text and "Reasoning" not in text and "# Solution" not in text, path.name
     exercises = nbformat.read(folder / "notebooks" / "04_exercise.ipynb", as_version=4)
     assert len(tagged(exercises, "scaffold")) == len(tagged(exercises, "check")) == 13
     prose = "\n".join(cell.source for cell in exercises.cells if cell.cell_type == "markdown")
