@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from lesson.execution import quick
+
 # This file lies at the root so that `pytest notebooks/01_understand.ipynb` alone finds it too.
 # The second process of `-n 2` inherits the first one's folder, and so do all kernels.
 FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if FIRST:
     os.environ["MLM_OUT"] = tempfile.mkdtemp(prefix="mlm-test-")
     os.environ["IPYTHONDIR"] = os.environ["MLM_OUT"] + "/ipython"       # not the user's start-up files
-os.environ.setdefault("OMP_NUM_THREADS", "1")       # as in lesson.execution, and for the same reason
+for name, value in quick().items():
+    os.environ.setdefault(name, value)
 EXPORTS = Path(os.environ["MLM_OUT"])
 
 

@@ -103,7 +103,8 @@ def test_a_solved_notebook_is_right_throughout(tmp_path):
 
 def test_tricks_and_accidents_get_a_row_and_the_others_are_graded(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grade, "CELL_SECONDS", 8)
-    monkeypatch.setattr(grade, "CHECK_SECONDS", 6)
+    monkeypatch.setattr(grade, "CHECK_SECONDS", 5)
+    monkeypatch.setattr(grade, "GRACE_SECONDS", 2)
     nb = copy.deepcopy(ORIGINAL)
     right = next(cell.source for cell in tagged(solved(), "scaffold") if "eligible_selection = " in cell.source)
     put(nb, "eligible_selection", right)

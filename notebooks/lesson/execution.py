@@ -3,6 +3,7 @@ import asyncio
 import atexit
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -30,9 +31,8 @@ async def execute(path, out, on_cell=lambda cell: None):
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=own_kernel(scratch))
         client = NotebookClient(nb, km=manager, resources={"metadata": {"path": str(path.parent)}}, record_timing=False,
                                 timeout=LONGEST_CELL, on_cell_execute=lambda cell, cell_index: on_cell(cell))
-        # A profile of the user's own (start-up files, settings) would change what is recorded. One thread for
-        # PyTorch: two kernels at work would make its threads wait for a core at every tiny softmax.
-        env = {"OMP_NUM_THREADS": "1", **os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
+        # A profile of the user's own (start-up files, settings) would change what is recorded.
+        env = {**quick(), **os.environ, "MLM_OUT": str(out), "IPYTHONDIR": scratch}
         try:
             await client.async_execute(cleanup_kc=True, env=env, stderr=subprocess.DEVNULL)     # the kernel's own log
         except DeadKernelError:         # nbclient says so when it is cancelled, too
@@ -44,6 +44,23 @@ async def execute(path, out, on_cell=lambda cell: None):
             if manager.has_kernel:
                 await manager.shutdown_kernel(now=True)
     return tidy(nb)
+
+
+def quick():
+    """Environment variables that save time and change no result.
+
+    One thread for PyTorch: beside another process its threads wait for a core at every tiny softmax. What JAX compiles
+    is kept in the virtual environment, for compiling is most of the time; the programs are run all the same.
+    """
+    variables = {"OMP_NUM_THREADS": "1"}
+    if sys.prefix != sys.base_prefix:
+        variables |= {"JAX_COMPILATION_CACHE_DIR": str(Path(sys.prefix, "jax-cache")),
+                      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                      "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+                      "TF_CPP_MIN_LOG_LEVEL": "2",      # XLA would warn at each program that it finds there
+                      # Two processes may meet at one file while it is written; JAX then compiles.
+                      "PYTHONWARNINGS": "ignore:Error reading persistent,ignore:Error writing persistent"}
+    return variables
 
 
 def own_kernel(scratch):

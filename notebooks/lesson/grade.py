@@ -24,11 +24,11 @@ from pathlib import Path
 import nbformat
 from jupyter_client.manager import KernelManager
 
-from .execution import own_kernel
+from .execution import own_kernel, quick
 from .figures import PROJECT
 
 NOTEBOOK = PROJECT / "notebooks" / "04_exercise.ipynb"
-CELL_SECONDS, CHECK_SECONDS, NOTEBOOK_SECONDS = 20, 20, 300
+CELL_SECONDS, CHECK_SECONDS, GRACE_SECONDS, NOTEBOOK_SECONDS = 20, 20, 5, 300
 STATES = ("right", "wrong", "not attempted", "error", "timed out")
 
 ASK = """
@@ -131,7 +131,7 @@ class Session:
         shutil.copytree(PROJECT / "data", self.scratch / "data")
         self.manager = KernelManager(kernel_name="python3", kernel_spec_manager=own_kernel(self.scratch))
         self.manager.start_kernel(cwd=str(self.scratch / "notebooks"), stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL, env={**os.environ, "MLM_OUT": str(self.scratch)})
+                                  stderr=subprocess.DEVNULL, env={**quick(), **os.environ, "MLM_OUT": str(self.scratch)})
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -173,7 +173,7 @@ class Session:
     def interrupt(self):
         """Stop what runs, or the kernel if it does not listen."""
         self.manager.interrupt_kernel()
-        asked, end = self.client.execute("None"), time.monotonic() + 5
+        asked, end = self.client.execute("None"), time.monotonic() + GRACE_SECONDS
         while time.monotonic() < end:
             try:
                 message = self.client.get_iopub_msg(timeout=0.5)
