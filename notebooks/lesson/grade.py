@@ -131,7 +131,8 @@ class Session:
         shutil.copytree(PROJECT / "data", self.scratch / "data")
         self.manager = KernelManager(kernel_name="python3", kernel_spec_manager=own_kernel(self.scratch))
         self.manager.start_kernel(cwd=str(self.scratch / "notebooks"), stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL, env={**quick(), **os.environ, "MLM_OUT": str(self.scratch)})
+                                  stderr=subprocess.DEVNULL,
+                                  env={**quick(), **os.environ, "MLM_OUT": str(self.scratch)})
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
