@@ -193,7 +193,8 @@ def test_every_exercise_has_scaffold_check_and_folded_solution(name):
     for (n, cell, kind), want in zip(kinds, wanted, strict=False):
         assert kind == want, f"{name}, cell {n}: found the {kind}, wanted the {want} of an exercise"
         if kind == "solution":
-            assert cell.metadata.get("jupyter", {}).get("source_hidden") is True, f"{name}, cell {n}: not folded"
+            folded = cell.metadata.get("jupyter", {})
+            assert folded.get("source_hidden") is folded.get("outputs_hidden") is True, f"{name}, cell {n}: not folded"
             assert cell.source.startswith("#"), f"{name}, cell {n}: its first line stays visible: begin with a comment"
     assert len(kinds) % 3 == 0, f"{name}: the last exercise has no {wanted[len(kinds)]}"
 
