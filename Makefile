@@ -15,7 +15,7 @@ run: $(READY)   ## execute all notebooks and rewrite their outputs, figures/ and
 	@cd notebooks && ../$(VENV)/bin/python -m lesson.run
 
 test: $(READY)  ## execute all notebooks, compare with the recorded outputs, run the tests; writes nothing
-	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lab: $(READY)   ## open the course in JupyterLab
 	@$(VENV)/bin/python -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/01_understand.ipynb

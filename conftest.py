@@ -10,7 +10,7 @@ import pytest
 from lesson.execution import quick
 
 # This file lies at the root so that `pytest notebooks/01_understand.ipynb` alone finds it too.
-# The second process of `-n 2` inherits the first one's folder, and so do all kernels.
+# The other processes of `-n 3` inherit the first one's folder, and so do all kernels.
 FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if FIRST:
     os.environ["MLM_OUT"] = tempfile.mkdtemp(prefix="mlm-test-")
