@@ -47,8 +47,7 @@ def first_position(function):
 
     def trials():
         for params, tokens in ((small, np.array([[0, 1, 1], [1, 1, 0]], np.int32)),
-                               (fresh, rng.integers(0, 5, (3, 7)).astype(np.int32)),
-                               (fresh, rng.integers(0, 5, (2, 4)).astype(np.int32))):
+                               (fresh, rng.integers(0, 5, (3, 7)).astype(np.int32))):
             mask_id, (row, column) = len(params["embedding"]) - 1, np.indices(tokens.shape)
             got = call(function, params, tokens, mask_id)
             first, second, last = column == 0, column == 1, column == column.max()
@@ -79,7 +78,7 @@ def first_position(function):
                 ("it is the perplexity, exp of the loss; wanted the loss in nats", np.exp(want)),
                 ("the sign is wrong: the loss is minus the log probability", -want)], (tokens, f"mask_id {mask_id}")
     judge(trials(), kind="float")
-    return "Three models agree, two of them drawn for this check. On the fixture any single position gives this loss."
+    return "Two models agree, one of them drawn for this check. On the fixture any single position gives this loss."
 
 
 class _Refusal(ValueError):
@@ -386,7 +385,7 @@ def _masking_cases(draws):
     cases = [(np.array(c["tokens"], np.int32), c["vocab_size"], c["mask_token_id"], c["seed"], c["mask_prob"])
              for c in golden]
     rng = np.random.default_rng(FRESH + 8)
-    for shape, mask_id, prob in (((3, 4), 29, 0.6), ((2, 12), 0, None), ((8, 32), 12, 0.3)):    # JAX compiled for these
+    for shape, mask_id, prob in (((2, 12), 0, None), ((8, 32), 12, 0.3)):       # shapes that JAX has compiled for
         seed = int(rng.integers(2**31))
         if prob is None:                            # exactly a draw: "strictly below" shows nowhere else
             prob = float(np.sort(draws(shape, 30, seed)[0], axis=None)[15])
@@ -425,7 +424,7 @@ def _masking(function, stream):
                 f"tokens {brief(tokens)}, vocab_size {vocab_size}, mask_token_id {mask_id}, seed {seed}, "
                 f"mask_prob {prob:g}")
     judge(trials(), kind="float32", what="the result", tolerance=0)
-    return "Nine cases agree to the last entry: six golden ones and three drawn for this check."
+    return "Eight cases agree to the last entry: six golden ones and two drawn for this check."
 
 
 def _masking_slips(draws, slips_of_draws, drawn, case, vocab_size, seed):
