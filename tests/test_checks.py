@@ -825,6 +825,14 @@ def test_the_smallest_example_is_shown(number):
     assert any(f"input: {SMALLEST[number]}" in words for words in answers)
 
 
+@pytest.mark.parametrize("instead, given", [("raise KeyError", "KeyError"), ("return np.ones(2)", r"\[1., 1.\]")])
+def test_what_came_instead_of_a_refusal_is_shown(instead, given):
+    for number, source, refusal in (("4.5", PERPLEXITY, 'raise ValueError("nothing counts")'),
+                                    ("4.10", ELIGIBLE, 'raise ValueError("no ordinary token")')):
+        words = outcome(number, namespace(but(source, refusal, instead))["f"])[1]
+        assert re.search(f"expected: ValueError\n     given: {given}\n", words)
+
+
 @pytest.mark.parametrize("number", checking.EXERCISES)
 def test_a_check_takes_less_than_a_second(number):
     seconds = []
