@@ -6,7 +6,7 @@ OLD_PYTHON = needs Python 3.11 or newer. Try: make $(or $(MAKECMDGOALS),run) PYT
 NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lab lint script student grade clean
+.PHONY: help run test lab lint script student grade evidence verify report receipt clean
 
 help:           ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,19 @@ student: $(READY)  ## write the edition without solutions to build/student/ and 
 grade: $(READY)  ## grade learners' copies of notebook 04: make grade NOTEBOOK=path (a notebook or a folder)
 	@test -n "$(NOTEBOOK)" || { echo "Which one? make grade NOTEBOOK=path/to/04_exercise.ipynb, or a folder"; exit 2; }
 	@PYTHONPATH=notebooks $(VENV)/bin/python -m lesson.grade "$(NOTEBOOK)"
+
+evidence: $(READY)  ## gather figures, numbers, notebooks and answers in build/evidence.zip
+	@cd notebooks && ../$(VENV)/bin/python -m lesson.evidence make
+
+verify: $(READY)  ## check a bundle without trusting it: make verify BUNDLE=path (RUN=--run grades the answers, too)
+	@test -n "$(BUNDLE)" || { echo "Which one? make verify BUNDLE=path/to/evidence.zip"; exit 2; }
+	@PYTHONPATH=notebooks $(VENV)/bin/python -m lesson.evidence verify "$(BUNDLE)" $(RUN) --json build/verdict.json
+
+report: $(READY)  ## turn a bundle into one page, build/report.html: make report BUNDLE=path
+	@PYTHONPATH=notebooks $(VENV)/bin/python -m lesson.evidence report "$(or $(BUNDLE),build/evidence.zip)"
+
+receipt: $(READY)  ## run fixture and masking on the devices of this machine, compare, write build/receipt.json
+	@cd notebooks && ../$(VENV)/bin/python -m lesson.receipt
 
 clean:          ## remove build/, caches and checkpoints; .venv stays (rm -r .venv removes it)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

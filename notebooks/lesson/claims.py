@@ -1,0 +1,340 @@
+"""What a bundle claims about the fixture, and how each claim is computed again from its arrays.
+
+This table is all that counts: a bundle cannot say what is computed, in which unit, or how exact it has to be.
+The losses and gradients of the helper are computed again in NumPy and float64, without the helper.
+"""
+import functools
+import itertools
+import json
+import math
+
+import numpy as np
+
+from .container import Malformed, read_arrays, read_json
+from .figures import PROJECT
+
+TABLE = {}                      # id: {"statement", "unit", "tolerance", "files", "function", "states": a number or not}
+ORDER = [places for count in (1, 2, 3, 4) for places in itertools.combinations(range(4), count)]
+CORPUS = ("data/corpus.json", "data/tokenizer.json", "data/encoder.npz", "data/corpus_evaluation.json")
+MASK_ID, FIRST_LOSS, LAST_LOSS, FINAL_LOSS = 3, math.log(3), 0.010633036, 0.010457751
+HIDDEN = {1: 0.0104578, 2: 0.0584577, 3: 0.297487, 4: 1.09923}          # nats, of the reference run
+TOKEN_MEAN, ROW_MEAN = 0.6577723, 0.512896
+FIXTURE, HIDE, OBJECTIVE, GOLDEN = (f"arrays/{name}.npz" for name in ("fixture", "hidden", "objective", "golden"))
+
+
+class Verdict(Exception):
+    """A claim's verdict that is no comparison: `fails`, `unverifiable`, `not checked` or `holds`, and why."""
+
+    def __init__(self, verdict, words):
+        super().__init__(words)
+        self.verdict, self.words = verdict, words
+
+
+def claim(name, statement, unit, tolerance, *files):
+    """Enter a function in the table.
+
+    It takes the bundle, and the number that the bundle states unless that stands in the files. It gives triples
+    `(what, given, wanted)` that must agree within `tolerance`; or it raises a Verdict or Malformed.
+    """
+    def enter(function):
+        TABLE[name] = {"statement": statement, "unit": unit, "tolerance": tolerance, "files": list(files),
+                       "function": function, "states": function.__code__.co_argcount == 2}
+        return function
+    return enter
+
+
+@functools.cache
+def golden_cases():
+    return json.loads((PROJECT / "data" / "golden_masking.json").read_text(encoding="utf-8"))["cases"]
+
+
+@functools.cache
+def layout():
+    """`{file: {array: (dtype, shape)}}`: what the arrays of a bundle have to be."""
+    ids, mask = ("int32", (3, 4)), ("bool", (3, 4))
+    parameters = {f"{framework}_{when}_{part}": ("float32", shape) for framework in ("jax", "torch")
+                  for when in ("initial", "trained") for part, shape in (("embedding", (4, 6)), ("head", (6, 3)))}
+    fixture = {"targets": ids, "selected": mask, "corrupted": ids, **parameters,
+               "jax_history": ("float64", (100,)), "torch_history": ("float64", (100,)),
+               "final_probability": ("float32", (3, 3)), "output_gradient": ("float32", (3, 4, 3))}
+    hidden = {"selected": ("bool", (15, 3, 4)), "corrupted": ("int32", (15, 3, 4)), "loss": ("float64", (15,)),
+              "moved_selected": mask, "moved_corrupted": ids}
+    objective = {"probability": ("float64", (2, 3, 3)), "targets": ("int32", (2, 3)), "selected": ("bool", (2, 3)),
+                 "jax_gradient": ("float32", (2, 3, 3)), "torch_gradient": ("float64", (2, 3, 3))}
+    golden = {f"{stream}_{i}": ("float32", (*np.shape(case["tokens"]), 2)) for stream in ("jax", "torch")
+              for i, case in enumerate(golden_cases())}
+    return {FIXTURE: fixture, HIDE: hidden, OBJECTIVE: objective, GOLDEN: golden}
+
+
+def arrays(bundle, name):
+    if name not in bundle:
+        raise Malformed(f"{name} is missing")
+    return _arrays(bundle[name], name)
+
+
+@functools.lru_cache(maxsize=8)         # many claims rest on one file
+def _arrays(raw, name):
+    return read_arrays(raw, name, layout()[name])
+
+
+def numbers(bundle, name):
+    if name not in bundle:
+        raise Malformed(f"{name} is missing")
+    return read_json(bundle[name], name)
+
+
+@functools.cache
+def trained():
+    """`{array: values}` of a fresh training by this copy of the course, both frameworks."""
+    from mlm import initial_params, train_fixture
+    found = {}
+    for framework in ("jax", "torch"):
+        params, history = train_fixture(framework)
+        found[f"{framework}_history"] = np.array(history)
+        for when, values in (("initial", initial_params(framework)), ("trained", params)):
+            found |= {f"{framework}_{when}_{part}": np.asarray(value) for part, value in values.items()}
+    return found
+
+
+@functools.cache
+def masked():
+    """`{array: values}` of the exercise's masking, drawn again from the seeds, both frameworks."""
+    import jax.numpy as jnp
+    import torch
+
+    from mlm import apply_bert_masking
+    found = {}
+    for i, case in enumerate(golden_cases()):
+        settings = {name: case[name] for name in ("vocab_size", "mask_token_id", "seed", "mask_prob")}
+        for stream, array in (("jax", jnp.array), ("torch", torch.tensor)):
+            found[f"{stream}_{i}"] = np.asarray(apply_bert_masking(array(case["tokens"]), **settings))
+    return found
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(embedding, read):
+    """`[..., query, key]` weights of the encoder's one head."""
+    h = ids(read, len(embedding), embedding)
+    return softmax(h @ np.swapaxes(h, -1, -2) / math.sqrt(h.shape[-1]))
+
+
+def logits(embedding, head, read):
+    """The encoder of the course, in float64."""
+    embedding, head = embedding.astype(np.float64), head.astype(np.float64)
+    return attention(embedding, read) @ ids(read, len(embedding), embedding) @ head
+
+
+def ids(values, limit, table):
+    if ((values < 0) | (values >= limit)).any():
+        raise Malformed(f"an ID lies outside [0, {limit})")
+    return table[values]
+
+
+def loss(scores, targets, selected):
+    """Mean of -log p over the selected positions, in nats, and its gradient at the scores."""
+    p, count = softmax(scores), selected.sum()
+    if not count:
+        raise Malformed("nothing is selected")
+    onehot = ids(targets, scores.shape[-1], np.eye(scores.shape[-1]))
+    top = scores - scores.max(-1, keepdims=True)
+    logp = ((top - np.log(np.exp(top).sum(-1, keepdims=True))) * onehot).sum(-1)
+    return -logp[selected].sum() / count, (p - onehot) * selected[..., None] / count
+
+
+def trained_loss(a, read, selected, framework="jax"):
+    scores = logits(a[f"{framework}_trained_embedding"], a[f"{framework}_trained_head"], read)
+    return loss(scores, a["targets"], selected)[0]
+
+
+def fixture_batch():
+    targets = np.repeat(np.arange(3, dtype=np.int32)[:, None], 4, axis=1)
+    selected = np.tile([False, True, False, False], (3, 1))
+    return {"targets": targets, "selected": selected, "corrupted": np.where(selected, MASK_ID, targets)}
+
+
+def objective_batch():
+    return {"probability": np.array([[[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.2, 0.3, 0.5]],
+                                     [[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.3, 0.4, 0.3]]]),
+            "targets": np.array([[0, 1, 2], [1, 0, 2]], np.int32),
+            "selected": np.array([[True, False, False], [True, True, True]])}
+
+
+def against(given, wanted):
+    return [(name, given[name], values) for name, values in wanted.items()]
+
+
+@claim("fixture.batch", "clean targets, selection and corrupted inputs are the lesson's batch", "IDs", 0, FIXTURE)
+def _(bundle):
+    return against(arrays(bundle, FIXTURE), fixture_batch())
+
+
+@claim("fixture.count", "selected positions, counted in the mask", "tokens", 0, FIXTURE)
+def _(bundle, stated):
+    return [("count", stated, arrays(bundle, FIXTURE)["selected"].sum()), ("of the lesson", stated, 3)]
+
+
+@claim("fixture.baseline", "a model that knows nothing scores log V, V the columns of the head", "nats", 1e-6, FIXTURE)
+def _(bundle, stated):
+    return [("log V", stated, math.log(arrays(bundle, FIXTURE)["jax_initial_head"].shape[1]))]
+
+
+@claim("fixture.initial", "parameters before training, from key 7, both frameworks", "1", 1e-6, FIXTURE)
+def _(bundle):
+    return against(arrays(bundle, FIXTURE), {k: v for k, v in trained().items() if "initial" in k})
+
+
+@claim("fixture.first_loss", "first loss, from the initial parameters, is log 3", "nats", 1e-6, FIXTURE)
+def _(bundle, stated):
+    a = arrays(bundle, FIXTURE)
+    found = [loss(logits(a[f"{f}_initial_embedding"], a[f"{f}_initial_head"], a["corrupted"]), a["targets"],
+                  a["selected"])[0] for f in ("jax", "torch")]
+    return [("JAX", stated, found[0]), ("PyTorch", stated, found[1]), ("log 3", stated, FIRST_LOSS),
+            ("first of jax_history", a["jax_history"][0], found[0])]
+
+
+@claim("fixture.history", "losses before each of 100 updates, as a fresh training gives them", "nats", 1e-5, FIXTURE)
+def _(bundle):
+    return against(arrays(bundle, FIXTURE), {k: v for k, v in trained().items() if "history" in k})
+
+
+@claim("fixture.last_loss", "last recorded loss, before the last update", "nats", 1e-5, FIXTURE)
+def _(bundle, stated):
+    return [("last of jax_history", stated, arrays(bundle, FIXTURE)["jax_history"][-1]),
+            ("fresh training", stated, trained()["jax_history"][-1]), ("of the lesson", stated, LAST_LOSS)]
+
+
+@claim("fixture.trained", "parameters after 100 updates, as a fresh training gives them", "1", 1e-4, FIXTURE)
+def _(bundle):
+    return against(arrays(bundle, FIXTURE), {k: v for k, v in trained().items() if "trained" in k})
+
+
+@claim("fixture.final_loss", "loss after the last update, from the saved parameters", "nats", 1e-6, FIXTURE)
+def _(bundle, stated):
+    a = arrays(bundle, FIXTURE)
+    return [(f, stated, trained_loss(a, a["corrupted"], a["selected"], f)) for f in ("jax", "torch")]
+
+
+@claim("fixture.probability", "final probabilities [row, class] at the hidden position", "1", 1e-6, FIXTURE)
+def _(bundle):
+    a = arrays(bundle, FIXTURE)
+    wanted = softmax(logits(a["jax_trained_embedding"], a["jax_trained_head"], a["corrupted"]))[:, 1]
+    return [("final_probability", a["final_probability"], wanted)]
+
+
+@claim("fixture.frameworks", "largest difference between JAX and PyTorch over 100 losses", "nats", 1e-6, FIXTURE)
+def _(bundle, stated):
+    a = arrays(bundle, FIXTURE)
+    return [("difference", stated, np.abs(a["jax_history"] - a["torch_history"]).max())]
+
+
+@claim("hidden.inputs", "every choice of hidden places, and its input", "IDs", 0, HIDE, FIXTURE)
+def _(bundle):
+    a, targets = arrays(bundle, HIDE), fixture_batch()["targets"]
+    masks = np.array([np.tile([place in places for place in range(4)], (3, 1)) for places in ORDER])
+    return against(a, {"selected": masks, "corrupted": np.where(masks, MASK_ID, targets), "moved_selected": masks[2],
+                       "moved_corrupted": np.where(masks[2], MASK_ID, targets)})
+
+
+@claim("hidden.losses", "loss of every choice, from the saved parameters", "nats", 1e-6, HIDE, FIXTURE)
+def _(bundle):
+    return [("loss", arrays(bundle, HIDE)["loss"], hidden_losses(bundle))]
+
+
+def hidden_losses(bundle):
+    a, fixture = arrays(bundle, HIDE), arrays(bundle, FIXTURE)
+    return np.array([trained_loss(fixture, *pair) for pair in zip(a["corrupted"], a["selected"], strict=True)])
+
+
+@claim("hidden.moved_mask", "loss when the third position is hidden instead", "nats", 1e-6, HIDE, FIXTURE)
+def _(bundle, stated):
+    return [("from the parameters", stated, moved_loss(bundle)),
+            ("of the lesson", stated, FINAL_LOSS)]
+
+
+def moved_loss(bundle):
+    a = arrays(bundle, HIDE)
+    return trained_loss(arrays(bundle, FIXTURE), a["moved_corrupted"], a["moved_selected"])
+
+
+def hidden_count(count):
+    @claim(f"hidden.{count}", f"mean loss with {count} of 4 hidden", "nats", 1e-5, HIDE, FIXTURE)
+    def _(bundle, stated):
+        chosen = [len(places) == count for places in ORDER]
+        return [("from the parameters", stated, hidden_losses(bundle)[chosen].mean()),
+                ("of the lesson", stated, HIDDEN[count])]
+
+
+for count in HIDDEN:
+    hidden_count(count)
+
+
+@claim("objective.batch", "probabilities, targets and masks of the unequal batch", "1", 0, OBJECTIVE)
+def _(bundle):
+    return against(arrays(bundle, OBJECTIVE), objective_batch())
+
+
+def objective(bundle):
+    a = arrays(bundle, OBJECTIVE)
+    if not (a["probability"] > 0).all():
+        raise Malformed(f"{OBJECTIVE}: a probability is not positive")
+    return np.log(a["probability"]), a["targets"], a["selected"]
+
+
+@claim("objective.token_mean", "mean over selected tokens, 1 and 3 of them", "nats", 1e-6, OBJECTIVE)
+def _(bundle, stated):
+    return [("float64", stated, loss(*objective(bundle))[0]), ("of the lesson", stated, TOKEN_MEAN)]
+
+
+@claim("objective.row_mean", "mean of the two row means, another objective", "nats", 1e-6, OBJECTIVE)
+def _(bundle, stated):
+    rows = [loss(scores[None], targets[None], selected[None])[0] for scores, targets, selected
+            in zip(*objective(bundle), strict=True)]
+    return [("float64", stated, np.mean(rows)), ("of the lesson", stated, ROW_MEAN)]
+
+
+@claim("gradient.formula", "automatic gradients against (softmax - onehot) / count", "1", 1e-6, OBJECTIVE)
+def _(bundle):
+    a, formula = arrays(bundle, OBJECTIVE), loss(*objective(bundle))[1]
+    return [(name, a[name], formula) for name in ("jax_gradient", "torch_gradient")]
+
+
+@claim("gradient.unselected", "gradients at unselected positions are zero, exactly", "1", 0, OBJECTIVE)
+def _(bundle):
+    a = arrays(bundle, OBJECTIVE)
+    return [(name, a[name][~a["selected"]], np.zeros_like(a[name][~a["selected"]]))
+            for name in ("jax_gradient", "torch_gradient")]
+
+
+@claim("gradient.fixture", "gradient at the trained fixture's logits against the formula", "1", 1e-6, FIXTURE)
+def _(bundle):
+    a = arrays(bundle, FIXTURE)
+    scores = logits(a["jax_trained_embedding"], a["jax_trained_head"], a["corrupted"])
+    return [("output_gradient", a["output_gradient"], loss(scores, a["targets"], a["selected"])[1])]
+
+
+@claim("golden.draws", "masking arrays [row, place, ID or selected], drawn again from their seeds", "IDs", 0, GOLDEN)
+def _(bundle):
+    recorded = {f"{stream}_{i}": np.stack([case[stream]["corrupted"], case[stream]["selected"]], -1)
+                for stream in ("jax", "torch") for i, case in enumerate(golden_cases())}
+    if any((masked()[name] != values).any() for name, values in recorded.items()):
+        raise Verdict("unverifiable", "this machine does not draw what data/golden_masking.json records; try another")
+    return against(arrays(bundle, GOLDEN), masked())
+
+
+@claim("golden.counts", "selected in each case, JAX and then PyTorch, counted in the masks", "tokens", 0, GOLDEN)
+def _(bundle, stated):
+    a = arrays(bundle, GOLDEN)
+    return [("counts", stated, [int(a[f"{stream}_{i}"][..., 1].sum()) for stream in ("jax", "torch")
+                                for i in range(len(golden_cases()))])]
+
+
+@claim("corpus.evaluation", "held-out loss of the saved encoder on the corpus", "nats", 0.02, *CORPUS)
+def corpus_claims(bundle):
+    """The place for the corpus: compute the evaluation again from data/encoder.npz, or say why that cannot be done."""
+    if not any(name in bundle or (PROJECT / name).exists() for name in CORPUS):
+        raise Verdict("not checked", "this course has no corpus part")
+    raise Verdict("unverifiable", "this verifier does not know how to evaluate the saved encoder")
