@@ -4,8 +4,10 @@ import hashlib
 import io
 import json
 import os
+import random
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -15,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "notebooks"))
 
-from lesson import container, evidence, verify  # noqa: E402
+from lesson import container, evidence, handed_in, verify  # noqa: E402
 
 PROGRESS = {
     "exercises": {"4.1": {"title": "Hide the first position", "state": "right", "words": "loss 0.0105"}},
@@ -55,10 +57,15 @@ def make(path, kept):
 
 @functools.cache
 def _honest():
-    with tempfile.TemporaryDirectory() as folder:
-        path, missing = make(Path(folder, "evidence.zip"), progress())
-        assert not missing, missing
-        return container.open_bundle(path)
+    shared = Path(os.environ.get("MLM_OUT", "no such folder"), "tests-evidence.zip")      # of all processes of pytest
+    if not shared.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            path, missing = make(Path(folder, "evidence.zip"), progress())
+            assert not missing, missing
+            if not shared.parent.exists():
+                return container.open_bundle(path)
+            container.write(shared, path.read_bytes())
+    return container.open_bundle(shared)
 
 
 def honest():
@@ -114,3 +121,170 @@ def rezip(files, change=lambda entry: None, compress=zipfile.ZIP_STORED, extra=(
             change(entry)
             archive.writestr(entry, content)
     return out.getvalue()
+
+
+# The fuzzer: each mutation gives the bytes of a bundle, what it is, and whether a claim changed
+
+FREE = ("record.json", "notes.json", "exercises.json")          # what no recomputation can refuse
+STRANGE = ("", "x", "\0\x1b[2J", "\ud800", "../../etc", "9" * 300, -1, 0, 7, 10**18, -10**19, 1e300, 5e-324, True,
+           False, None, [], {}, [[]], {"": {}}, [1] * 1000)
+
+
+def bytes_changed(rng, raw):
+    """`raw` with a few bytes flipped, put in, taken out, moved or cut off."""
+    raw, at = bytearray(raw), rng.randrange(len(raw) + 1)
+    kind = rng.randrange(6)
+    if kind == 0:
+        for _ in range(rng.choice((1, 1, 2, 8, 100))):
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        raw[at:at] = rng.randbytes(rng.choice((1, 4, 100)))
+    elif kind == 2:
+        del raw[at:at + rng.choice((1, 4, 1000))]
+    elif kind == 3:
+        del raw[at:]
+    elif kind == 4:
+        raw[at:at + 64] = rng.choice((b"\0", b"\xff", b"PK\1\2", b"PK\5\6")) * rng.choice((1, 16))
+    else:
+        raw[at:at] = raw[:rng.randrange(200)]
+    return bytes(raw)
+
+
+def leaves(value, path=()):
+    """Paths to all that a JSON value holds."""
+    if isinstance(value, (dict, list)):
+        for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            yield (*path, key)
+            yield from leaves(inner, (*path, key))
+
+
+def other(rng, value):
+    """Another value in place of a JSON value, beyond any tolerance."""
+    if rng.random() < 0.5:
+        return rng.choice(STRANGE)
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, (int, float)):
+        return value * rng.choice((1.5, -3)) + 1 if isinstance(value, float) else value + rng.choice((-1, 1, 1000))
+    return value[:len(value) // 2] + "?" if isinstance(value, str) else rng.choice(STRANGE)
+
+
+def json_changed(rng, files):
+    name = rng.choice([name for name in files if name.endswith((".json", ".ipynb")) and name != "manifest.json"])
+    value = json.loads(files[name])
+    path = rng.choice(list(leaves(value)) or [()])
+    claimed = name not in FREE and "packages" not in path
+    if name.endswith(".ipynb"):
+        cell = value["cells"][path[1]] if path[:1] == ("cells",) and len(path) > 3 and path[2] == "outputs" else {}
+        compared = cell and not handed_in.PERSONAL.search("".join(cell["source"]))
+        claimed = (compared and "execution_count" not in path
+                   and "nbval-ignore-output" not in cell["metadata"].get("tags", []))
+    inner = value
+    for step in path[:-1]:
+        inner = inner[step]
+    before = json.dumps(value)
+    if path and rng.random() < 0.2:
+        del inner[path[-1]]
+    elif path:
+        inner[path[-1]] = other(rng, inner[path[-1]])
+    else:
+        value = rng.choice(STRANGE)
+    claimed = claimed and json.dumps(value) != before
+    files[name] = json.dumps(value).encode()
+    if name.endswith(".ipynb"):
+        edit_json(files, "record.json", lambda record: record["files"].update(
+            {name: hashlib.sha256(files[name]).hexdigest()}))
+    return f"{name} {path}", claimed
+
+
+def array_changed(rng, files):
+    file = rng.choice([name for name in files if name.startswith("arrays/")])
+    arrays = dict(np.load(io.BytesIO(files[file])))
+    name = rng.choice(sorted(arrays))
+    array, kind = arrays[name].copy(), rng.randrange(5)
+    if kind == 0:
+        array = rng.choice((array[..., :1], array[None], array.ravel(), array.astype("f2"), array.astype("c16"),
+                            array.astype("S9"), array[::-1]))
+    elif array.dtype.kind == "b":
+        array.flat[rng.randrange(array.size)] ^= True
+    elif kind == 1 and array.dtype.kind == "f":
+        array.flat[rng.randrange(array.size)] = rng.choice((np.nan, np.inf, -np.inf, 1e38, -1e38, 1e-3))
+    elif kind == 2:
+        array = (np.random.default_rng(rng.randrange(2**32)).normal(size=array.shape) * 3 + 1).astype(array.dtype)
+    else:
+        array.flat[rng.randrange(array.size)] += rng.choice((-1, 1, 1000))
+    before = arrays[name]
+    claimed = array.dtype != before.dtype or array.shape != before.shape or not np.allclose(array, before, 0, 1e-3)
+    arrays[name] = array
+    files[file] = container.pack_arrays(arrays)
+    return f"{file}: {name}", claimed
+
+
+def files_changed(rng, files):
+    one, another = rng.sample(sorted(files.keys() - {"manifest.json"}), 2)
+    kind = rng.randrange(3)
+    if kind == 0:
+        del files[one]
+    elif kind == 1:
+        files[one], files[another] = files[another], files[one]
+    else:
+        files[rng.choice(("data/more.json", "notebooks/06_more.ipynb", "arrays/more.npz", "x.png"))] = files[one]
+    return f"files {kind}: {one}, {another}", True
+
+
+def large(rng, files):
+    name = rng.choice(sorted(files.keys() - {"manifest.json"}))
+    files[name] = rng.choice((b"[" * 10**7, b"[0," * 10**6, b'"' + b'\\"' * 4 * 10**6 + b'"', b"9" * 8 * 10**6,
+                              b"\0" * 25 * 10**6, b"[" + b"{}," * 290_000 + b"{}]", b'{"' + b'a":{},"' * 10**6,
+                              b"\x89PNG\r\n\x1a\n" * 10**6))
+    return f"large {name}", name not in FREE
+
+
+def mutated(rng, files):
+    kind = rng.randrange(100)
+    if kind < 25:
+        raw = container.pack(files)
+        changed = bytes_changed(rng, raw)
+        return changed, "bytes of the file", changed != raw
+    if kind < 35:                                   # the bytes of one file, with a manifest that fits
+        name = rng.choice(sorted(files.keys() - {"manifest.json"}))
+        changed = bytes_changed(rng, files[name])
+        claimed = name.endswith(".npz") and changed != files[name]
+        files[name] = changed
+        what = f"bytes of {name}"
+    elif kind < 65:
+        what, claimed = json_changed(rng, files)
+    elif kind < 90:
+        what, claimed = array_changed(rng, files)
+    elif kind < 98:
+        what, claimed = files_changed(rng, files)
+    else:
+        what, claimed = large(rng, files)
+    return sealed(files), what, claimed
+
+
+def fuzz(count, seed=0):
+    """Judge `count` mutated bundles; gives counts by status and the longest time in seconds, or raises."""
+    found, longest = {0: 0, 1: 0, 3: 0}, 0.0
+    for i in range(count):
+        raw, what, claimed = mutated(random.Random(f"{seed} {i}"), honest())
+        start = time.monotonic()
+        rows = judged(raw)
+        said = "\n".join(verify.table(rows)) + verify.as_json(rows)
+        longest = max(longest, time.monotonic() - start)
+        status = verify.status(rows)
+        found[status] += 1
+        said.encode("utf-8")
+        assert all(row["reason"].isprintable() and "not foreseen" not in row["reason"] for row in rows), (i, what, said)
+        assert status != 0 or not claimed, f"mutation {i}, {what}, changes a claim and passes"
+        assert longest < 20, f"mutation {i}, {what}, took {longest:.1f} s"
+    return found, longest
+
+
+if __name__ == "__main__":
+    import resource
+    start, (found, longest) = time.monotonic(), fuzz(int(sys.argv[1]), *sys.argv[2:])
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(f"{sum(found.values())} mutated bundles in {time.monotonic() - start:.0f} s: {found[1]} fail, "
+          f"{found[3]} unverifiable, {found[0]} change no claim and hold; none crashes")
+    print(f"longest {longest:.2f} s, most memory of the whole process {memory:.0f} MiB")

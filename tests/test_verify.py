@@ -211,8 +211,10 @@ CHEATS = {
     "a letter": (first_answer("letter", "z"), "questions"),
     "an unknown question": (lambda files: edit_json(files, "questions.json", lambda t: {"Q9.9": t[min(t)]}),
                             "questions"),
-    "a number of right answers": (stated("questions", 22), "questions"),
-    "a number of right exercises": (stated("exercises", 13), "exercises"),
+    "a number of right answers": (stated("questions", [22, 0]), "questions"),
+    "a number of right exercises": (stated("exercises", [13, 0]), "exercises"),
+    "a wrong answer removed": (lambda files: edit_json(files, "questions.json", lambda t: {min(t): t[min(t)]}),
+                               "questions"),
     "an exercise that is none": (number("exercises.json", "4.1", "state", by="perfect"), "exercises"),
     "a note that is none": (number("notes.json", "3.1", "kind", by="proof"), "notes"),
     "the hash of a notebook": (lambda files: edit_json(files, "record.json", lambda record: record["files"].update(

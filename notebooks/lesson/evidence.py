@@ -112,7 +112,7 @@ def answers(stated):
     kept = progress.load()
     questions, exercises, notes = (kept.get(part, {}) for part in ("questions", "exercises", "notes"))
     for part, entries in (("questions", questions), ("exercises", exercises)):
-        stated[part] = sum(entry.get("state") == "right" for entry in entries.values())
+        stated[part] = [sum(entry.get("state") == state for entry in entries.values()) for state in ("right", "wrong")]
     notes = {number: {"kind": entry.get("kind", "explanation"), "text": str(entry.get("text", ""))}
              for number, entry in notes.items()}
     stated["notes"] = len(notes)

@@ -115,11 +115,11 @@ def notebook(name):
     return check
 
 
-@claim("questions", "answers to questions, judged again", "states", 0, "questions.json")
+@claim("questions", "answers to questions, right and wrong, judged again", "answers", 0, "questions.json")
 def _(bundle, stated):
     given, sealed = numbers(bundle, "questions.json"), questions.load()
     wanted(isinstance(given, dict), "questions.json is no table")
-    right = 0
+    states = []
     for number, entry in given.items():
         wanted(number in sealed, f"{plain(number)} is no question of this course")
         wanted(isinstance(entry, dict) and entry.keys() == {"state", "letter", "words"}, f"{number} is no answer")
@@ -129,8 +129,8 @@ def _(bundle, stated):
         state = "right" if is_right else "wrong"
         wanted(entry["state"] == state, f"{number} is stated as {plain(entry['state'])}; {entry['letter']} is {state}")
         wanted(entry["words"] == words, f"{number}: other words than the course's own")
-        right += is_right
-    return [("right", stated, right)]
+        states.append(state)
+    return [("right and wrong", stated, [states.count("right"), states.count("wrong")])]
 
 
 def exercise_states(bundle):
@@ -147,12 +147,12 @@ def exercise_states(bundle):
     return {number: given.get(number, {}).get("state", "not attempted") for number in checking.EXERCISES}
 
 
-@claim("exercises", "results of the exercises, by running the learner's answers", "states", 0, "exercises.json",
+@claim("exercises", "exercises, right and wrong, by running the learner's answers", "exercises", 0, "exercises.json",
        "notebooks/04_exercise.ipynb")
 def _(bundle, stated):
     states = exercise_states(bundle)
-    right = sum(state == "right" for state in states.values())
-    wanted(type(stated) is int and stated == right, f"{plain(stated)} are stated as right; the table has {right}")
+    counts = [list(states.values()).count(state) for state in ("right", "wrong")]
+    wanted(stated == counts, f"{plain(stated)} are stated as right and wrong; the table has {counts}")
     graded = bundle.get("graded")           # put there by verify when it was asked to run
     if graded is None:
         raise Verdict("not checked", "needs --run, which runs the learner's code")
@@ -160,7 +160,7 @@ def _(bundle, stated):
         raise Verdict("unverifiable", graded)
     for number, state in states.items():
         wanted(graded.get(number) == state, f"{number} is stated as {state}; re-run it is {graded.get(number)}")
-    return [("right", stated, sum(state == "right" for state in graded.values()))]
+    return [("right and wrong", stated, counts)]
 
 
 @claim("notes", "predictions and explanations, in the learner's words", "texts", 0, "notes.json")
