@@ -64,7 +64,9 @@ def _honest():
             assert not missing, missing
             if not shared.parent.exists():
                 return container.open_bundle(path)
-            container.write(shared, path.read_bytes())
+            part = shared.with_name(f"{os.getpid()}.part")           # two processes may come here at once
+            part.write_bytes(path.read_bytes())
+            part.replace(shared)
     return container.open_bundle(shared)
 
 
