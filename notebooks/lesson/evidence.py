@@ -208,7 +208,10 @@ def main(arguments=None):
     from .container import write
     if asked.command == "report":
         from . import report
-        print(f"written: {report.make(asked.path, asked.out or PROJECT / 'build' / 'report.html')}")
+        path = asked.out or PROJECT / "build" / "report.html"
+        page, rows = report.make(asked.path)
+        write(path, page.encode())
+        print(f"written: {path}; {verify.counts(rows)}")
         return 0
     rows = verify.verify(asked.path, asked.run)
     print(*verify.table(rows), sep="\n")

@@ -138,14 +138,14 @@ def main(arguments=None):
     for name, value in quick().items():         # before JAX and PyTorch are imported
         os.environ.setdefault(name, value)
     receipt = collect()
+    name = f"data/receipts/{asked.keep}.json" if asked.keep else "build/receipt.json"
+    path = (PROJECT if asked.keep else output_folder()) / name
+    write(path, (json.dumps(receipt, indent=1) + "\n").encode())
     for row in receipt["runs"]:
         print(f"{row['framework']} on {row['device']}, {row['count']} of them, {row['seconds']} s")
         for what, entry in row["differences"].items():
             print(f"  {what:34s} {entry['difference']:<10} allowed {entry['allowed']:<7.3g} "
                   f"{'met' if entry['met'] else 'MISSED'}")
-    name = f"data/receipts/{asked.keep}.json" if asked.keep else "build/receipt.json"
-    path = (PROJECT if asked.keep else output_folder()) / name
-    write(path, (json.dumps(receipt, indent=1) + "\n").encode())
     print(f"written: {path}")
     return 0 if receipt["holds"] else 1
 

@@ -47,16 +47,21 @@ def about():
 def verify(path, run=False):
     """One row for each claim: `{"claim", "statement", "unit", "tolerance", "stated", "recomputed", "difference",
     "verdict", "reason"}`. A file that cannot be read, or is not whole, gives one row."""
+    return open_and_verify(path, run)[1]
+
+
+def open_and_verify(path, run=False):
+    """`(bundle, rows)`, both from one reading of the file; the bundle is empty if it is not whole."""
     try:
         bundle = open_bundle(path)
         stated = integrity(bundle)
     except Malformed as error:
-        return [row("integrity", "fails", str(error))]
+        return {}, [row("integrity", "fails", str(error))]
     rows = [row("integrity", "holds", f"{len(bundle)} files, all listed, all of the listed size and SHA-256")]
-    if run:
-        bundle["graded"] = graded(bundle.get("notebooks/04_exercise.ipynb"))
-    return rows + [judge(name, stated, bundle) for name in TABLE] + [
-        row(plain(name), "fails", "this course makes no such claim") for name in sorted(stated.keys() - TABLE.keys())]
+    found = bundle | ({"graded": graded(bundle.get("notebooks/04_exercise.ipynb"))} if run else {})
+    rows += [judge(name, stated, found) for name in TABLE]
+    strange = sorted(stated.keys() - TABLE.keys())
+    return bundle, rows + [row(plain(name), "fails", "this course makes no such claim") for name in strange]
 
 
 def row(name, verdict, reason, stated=None, recomputed=None, difference=None):
@@ -197,23 +202,30 @@ def status(rows):
     return 1 if "fails" in verdicts else 3 if "unverifiable" in verdicts else 0
 
 
+def shown(r):
+    """What a row states, what was recomputed, and the difference, each as a short text."""
+    pair = ["" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
+            for value in (r["stated"], r["recomputed"])]
+    return *pair, "" if r["difference"] is None else f"{r['difference']:.1e}" if r["difference"] else "0"
+
+
 def table(rows):
     """The rows as lines of text."""
-    def short(value):
-        return "" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
-
     lines = [("claim", "stated", "recomputed", "difference", "verdict")]
-    lines += [(r["claim"], *(short(r[key]) for key in ("stated", "recomputed")),
-               "" if r["difference"] is None else f"{r['difference']:.1e}" if r["difference"] else "0", r["verdict"])
-              for r in rows]
+    lines += [(r["claim"], *shown(r), r["verdict"]) for r in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line, r in zip(lines, [None, *rows], strict=True):
         text.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
         if r and r["reason"] and (r["verdict"] != "holds" or r["stated"] is None):
             text.append(f"    {r['reason']}")
-    counts = {verdict: sum(r["verdict"] == verdict for r in rows) for verdict in VERDICTS}
-    return [*text, ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)]
+    return [*text, counts(rows)]
+
+
+def counts(rows):
+    """How many rows have each verdict, in words."""
+    found = {verdict: sum(r["verdict"] == verdict for r in rows) for verdict in VERDICTS}
+    return ", ".join(f"{count} {verdict}" for verdict, count in found.items() if count)
 
 
 def as_json(rows):
