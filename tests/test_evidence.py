@@ -155,14 +155,23 @@ def test_an_interrupted_run_leaves_the_old_bundle_whole(tmp_path, monkeypatch, m
 
 def test_what_is_not_there_yet_is_said(tmp_path, monkeypatch, measured_once, capsys):
     find = evidence.find
-    monkeypatch.setattr(evidence, "find", lambda name: None if "04_gradient" in name else find(name))
+    monkeypatch.setattr(evidence, "find", lambda name: None if "02_training" in name else find(name))
     path, missing = make(tmp_path / "evidence.zip", {})
-    assert missing == ["data/figures/04_gradient.json", "figures/04_gradient.png"]
+    assert missing == ["data/figures/02_training.json", "figures/02_training.png"]
     rows = {row["claim"]: row["verdict"] for row in verify.verify(path)}
-    assert rows["picture.04_gradient"] == rows["numbers.04_gradient"] == "unverifiable" and "fails" not in rows.values()
+    assert rows["picture.02_training"] == rows["numbers.02_training"] == "unverifiable" and "fails" not in rows.values()
     monkeypatch.setattr(evidence, "make", lambda out: (path, missing))
     assert evidence.main(["make"]) == 0
-    assert "not in it: figures/04_gradient.png" in capsys.readouterr().out
+    assert "not in it: figures/02_training.png" in capsys.readouterr().out
+
+
+def test_arrays_are_packed_again_so_that_the_verifier_can_read_them(tmp_path):
+    np.savez(tmp_path / "encoder.npz", embedding=np.ones((2, 3), np.float32))
+    raw = evidence.gathered(tmp_path / "encoder.npz")
+    assert (container.read_arrays(raw, "encoder.npz", {"embedding": ("float32", (2, 3))})["embedding"] == 1).all()
+    np.savez(tmp_path / "encoder.npz", embedding=np.array([{}]))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        evidence.gathered(tmp_path / "encoder.npz")
 
 
 def test_help_does_not_wait_for_jax():

@@ -3,6 +3,7 @@
 This table is all that counts: a bundle cannot say what is computed, in which unit, or how exact it has to be.
 The losses and gradients of the helper are computed again in NumPy and float64, without the helper.
 """
+import contextlib
 import functools
 import itertools
 import json
@@ -83,13 +84,22 @@ def numbers(bundle, name):
     return read_json(bundle[name], name)
 
 
+@contextlib.contextmanager
+def full_precision():
+    """JAX's CPU: an accelerator may be there, and would round the factors of matrix products."""
+    import jax
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+        yield
+
+
 @functools.cache
 def trained():
     """`{array: values}` of a fresh training by this copy of the course, both frameworks."""
     from mlm import initial_params, train_fixture
     found = {}
     for framework in ("jax", "torch"):
-        params, history = train_fixture(framework)
+        with full_precision():
+            params, history = train_fixture(framework)
         found[f"{framework}_history"] = np.array(history)
         for when, values in (("initial", initial_params(framework)), ("trained", params)):
             found |= {f"{framework}_{when}_{part}": np.asarray(value) for part, value in values.items()}

@@ -22,15 +22,17 @@ def find(name):
 def make(path=None):
     """Gather all evidence and write it as one zip; gives `(path, names of what is not there yet)`."""
     from . import verify
+    from .claims import full_precision
     from .container import pack, write
 
     path = Path(path) if path else output_folder() / "build" / "evidence.zip"
-    files, stated = measured()
+    with full_precision():
+        files, stated = measured()
     files |= answers(stated)
     wanted = verify.about()
     for name in wanted.keys() - files.keys() - {"claims.json", "record.json"}:
         if found := find(name):
-            files[name] = tidied(found) if name.endswith(".ipynb") else found.read_bytes()
+            files[name] = gathered(found)
     files["claims.json"] = text({name: {"statement": entry["statement"], "stated": stated.get(name),
                                         **{key: entry[key] for key in ("unit", "tolerance", "files")}}
                                  for name, entry in verify.TABLE.items()})
@@ -119,8 +121,19 @@ def answers(stated):
     return {"questions.json": text(questions), "exercises.json": text(exercises), "notes.json": text(notes)}
 
 
-def tidied(path):
-    """A notebook without what depends on the moment, and without this machine's folders in its outputs."""
+def gathered(path):
+    """The bytes of a file, such that they depend on what it says only.
+
+    A notebook comes without what depends on the moment, and without this machine's folders in its outputs.
+    """
+    if path.suffix == ".npz":
+        import numpy as np
+
+        from .container import pack_arrays
+        with np.load(path, allow_pickle=False) as arrays:
+            return pack_arrays(dict(arrays))
+    if path.suffix != ".ipynb":
+        return path.read_bytes()
     import nbformat
 
     from .execution import tidy
@@ -188,7 +201,7 @@ def main(arguments=None):
     command.add_argument("--out", type=Path, help="where to (default: build/evidence.zip)")
     command = commands.add_parser("verify", help="compute the claims of a bundle again")
     command.add_argument("path", type=Path)
-    command.add_argument("--run", action="store_true", help="also run the learner's answers to the exercises")
+    command.add_argument("--run", action="store_true", help="also run the learner's answers: their code, your rights")
     command.add_argument("--json", type=Path, help="also write the table as JSON")
     command = commands.add_parser("report", help="turn a bundle into one page that needs no network")
     command.add_argument("path", type=Path)
@@ -221,4 +234,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except OSError as error:
+        sys.exit(f"{error.filename} cannot be written: {error.strerror}")

@@ -33,9 +33,11 @@ def runs():
     import torch
 
     found = []
-    platforms = dict.fromkeys([jax.devices()[0].platform, "cpu"])
-    for platform in platforms:
-        devices = jax.devices(platform)
+    for platform in dict.fromkeys([jax.devices()[0].platform, "cpu"]):
+        try:
+            devices = jax.devices(platform)
+        except RuntimeError:            # JAX_PLATFORMS may leave out the CPU
+            continue
         found.append(("jax", f"{platform}: {devices[0].device_kind}", len(devices), jax.default_device(devices[0])))
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator().type
