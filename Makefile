@@ -43,8 +43,8 @@ verify: $(READY)  ## check a bundle without trusting it: make verify BUNDLE=path
 report: $(READY)  ## turn a bundle into one page, build/report.html: make report BUNDLE=path
 	@PYTHONPATH=notebooks $(VENV)/bin/python -m lesson.evidence report "$(or $(BUNDLE),build/evidence.zip)"
 
-receipt: $(READY)  ## run fixture and masking on the devices of this machine, compare, write build/receipt.json
-	@cd notebooks && ../$(VENV)/bin/python -m lesson.receipt
+receipt: $(READY)  ## run fixture and masking on this machine's devices, compare (NAME=tpu-v5e keeps it in data/receipts/)
+	@cd notebooks && ../$(VENV)/bin/python -m lesson.receipt $(if $(NAME),--keep "$(NAME)")
 
 clean:          ## remove build/, caches and checkpoints; .venv stays (rm -r .venv removes it)
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

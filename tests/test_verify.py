@@ -219,6 +219,7 @@ CHEATS = {
     "a note that is none": (number("notes.json", "3.1", "kind", by="proof"), "notes"),
     "the hash of a notebook": (lambda files: edit_json(files, "record.json", lambda record: record["files"].update(
         {"notebooks/01_understand.ipynb": "0" * 64})), "record.files"),
+    "a figure left out, but claimed": (lambda files: files.pop("figures/04_gradient.png"), "picture.04_gradient"),
     "a notebook left out, but recorded": (lambda files: files.pop("notebooks/04_exercise.ipynb"), "record.files"),
     "a line of the record": (lambda files: edit_json(files, "record.json", lambda record: record.pop("utc")),
                              "record.self"),
@@ -246,18 +247,23 @@ def test_nothing_else_is_blamed():
 
 # What cannot be checked is said, and is no failure
 
+def left_out(name, claim):
+    def change(files):
+        del files[name]
+        without(claim)(files)
+        not_recorded(name)(files)
+    return change
+
+
 def not_recorded(name):
     return lambda files: edit_json(files, "record.json", lambda record: record.update(
         files={key: value for key, value in record["files"].items() if key != name}))
 
 
 UNVERIFIABLE = {
-    "a figure left out": (lambda files: files.pop("figures/02_training.png"), "picture.02_training"),
-    "a figure and its claim left out": (lambda files: (files.pop("figures/02_training.png"),
-                                                       without("picture.02_training")(files)), "picture.02_training"),
-    "numbers left out": (lambda files: files.pop("data/figures/02_training.json"), "numbers.02_training"),
-    "a notebook left out": (lambda files: (files.pop("notebooks/04_exercise.ipynb"), not_recorded(
-        "notebooks/04_exercise.ipynb")(files)), "notebook.04_exercise"),
+    "a figure left out": (left_out("figures/02_training.png", "picture.02_training"), "picture.02_training"),
+    "numbers left out": (left_out("data/figures/02_training.json", "numbers.02_training"), "numbers.02_training"),
+    "a notebook left out": (left_out("notebooks/04_exercise.ipynb", "notebook.04_exercise"), "notebook.04_exercise"),
     "an output below a cell of one's own": (output("02_build", "last recorded", other_text, "rate = 1\n"),
                                             "notebook.02_build"),
     "the hash of a helper": (lambda files: edit_json(files, "record.json", lambda record: record["files"].update(
@@ -277,7 +283,8 @@ def test_what_cannot_be_checked_is_no_failure_and_no_success(case):
 
 def test_a_figure_that_only_a_solution_draws_may_be_missing():
     files = honest()
-    del files["figures/04_gradient.png"], files["data/figures/04_gradient.json"]
+    left_out("figures/04_gradient.png", "picture.04_gradient")(files)
+    left_out("data/figures/04_gradient.json", "numbers.04_gradient")(files)
     rows = judged(sealed(files))
     assert verify.status(rows) == 0 and {"picture.04_gradient", "numbers.04_gradient"} <= set(
         with_verdict(rows, "not checked"))

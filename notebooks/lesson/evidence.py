@@ -35,7 +35,7 @@ def make(path=None):
             files[name] = gathered(found)
     files["claims.json"] = text({name: {"statement": entry["statement"], "stated": stated.get(name),
                                         **{key: entry[key] for key in ("unit", "tolerance", "files")}}
-                                 for name, entry in verify.TABLE.items()})
+                                 for name, entry in verify.TABLE.items() if not verify.is_absent(name, files)})
     files["record.json"] = text(record(files))
     files["manifest.json"] = text({"format": verify.FORMAT, "files": {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "claims": wanted[name]}

@@ -104,10 +104,17 @@ def integrity(bundle):
     return stated
 
 
+def is_absent(name, files):
+    """Whether a claim has nothing to rest on because a file is not there that may be missing."""
+    return name.partition(".")[0] in KINDS and TABLE[name]["files"][0] not in files
+
+
 def judge(name, stated, bundle):
     """The row of one claim."""
     entry = TABLE[name]
-    if name.partition(".")[0] in KINDS and entry["files"][0] not in bundle:
+    if is_absent(name, bundle):
+        if name in stated:
+            return row(name, "fails", f"it is claimed, but {entry['files'][0]} is not in the bundle")
         if name in BY_SOLUTIONS:
             return row(name, "not checked", "a solution draws it, and a student's edition has none")
         return row(name, "unverifiable", f"{entry['files'][0]} is not in the bundle")
