@@ -150,6 +150,7 @@ CHEATS = {
     "a stated list": (stated("golden.counts", [10] * 12), "golden.counts"),
     "a stated list, shorter": (stated("golden.counts", [10]), "golden.counts"),
     "a wider tolerance": (says("fixture.trained", "tolerance", 10), "fixture.trained"),
+    "a tolerance that is no number": (says("fixture.count", "tolerance", False), "fixture.count"),
     "another unit": (says("hidden.3", "unit", "bits"), "hidden.3"),
     "another statement": (says("hidden.4", "statement", "the model knows four hidden tokens"), "hidden.4"),
     "other files": (says("hidden.1", "files", []), "hidden.1"),

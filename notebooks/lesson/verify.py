@@ -124,7 +124,7 @@ def judge(name, stated, bundle):
     wanted = {key: entry[key] for key in ("statement", "unit", "tolerance", "files")}
     if not isinstance(given, dict) or given.keys() != {*wanted, "stated"}:
         return row(name, "fails", f"claims.json does not say {', '.join([*wanted, 'stated'])} of it")
-    other = [key for key in wanted if given[key] != wanted[key]]
+    other = [key for key in wanted if json.dumps(given[key]) != json.dumps(wanted[key])]        # False equals 0
     if other:
         return row(name, "fails", f"claims.json has another {other[0]}: {plain(given[other[0]])}; "
                                   f"wanted {plain(wanted[other[0]])}")
