@@ -180,5 +180,5 @@ def test_help_does_not_wait_for_jax():
 
 
 def test_mutated_bundles_never_crash_the_verifier_and_never_pass_with_a_changed_claim():
-    found, longest = fuzz(100, seed="tests")           # more of them: python tests/bundles.py 2000
+    found, longest, _ = fuzz(100, seed="tests")           # more of them: python tests/bundles.py 2000
     assert found[1] > 80 and longest < 20

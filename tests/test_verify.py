@@ -13,7 +13,7 @@ import pytest
 from bundles import edit_array, edit_json, honest, judged, rezip, sealed, with_verdict
 
 import mlm
-from lesson import claims, container, evidence, handed_in, recorded, verify
+from lesson import claims, container, evidence, handed_in, recompute, recorded, verify
 from lesson.container import Malformed
 
 RANDOM = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def noise(file, *arrays):
 
 
 def untrained(files):
-    start = claims.arrays(files, claims.FIXTURE)["jax_initial_embedding"]
+    start = recompute.arrays(files, recompute.FIXTURE)["jax_initial_embedding"]
     edit_array(files, "arrays/fixture.npz", "jax_trained_embedding", lambda values: start)
 
 
@@ -580,6 +580,17 @@ def test_a_broken_file_is_named_and_the_rest_is_judged(case):
 
 # The parts by themselves
 
+def test_a_texture_whose_mean_is_right_is_seen():
+    image = np.full((40, 60, 4), 0.5)
+    image[..., 3] = 1
+    other = image.copy()
+    other[10:26:2, 10:30:2, :3] = other[11:26:2, 11:30:2, :3] = 1
+    other[10:26:2, 11:30:2, :3] = other[11:26:2, 10:30:2, :3] = 0
+    with pytest.raises(claims.Verdict, match="averaged over 8 by 8 pixels; wanted at most 25%"):
+        recorded.same_picture(png(other), png(image))
+    assert recorded.same_picture(png(image + [0.01, 0, 0, 0]), png(image)) == "other bytes, same picture"
+
+
 def test_numbers_that_differ_are_told_where():
     same = {"a": [1, 2.0, True, "x", None]}
     assert recorded.difference(same, json.loads(json.dumps(same)), 0, 0) is None
@@ -592,10 +603,10 @@ def test_numbers_that_differ_are_told_where():
 def test_the_independent_loss_is_the_helpers():
     z, ids = RANDOM.normal(size=(2, 5, 7)), RANDOM.integers(0, 7, (2, 5))
     picked = RANDOM.random((2, 5)) < 0.5
-    assert np.isclose(claims.loss(z, ids, picked)[0], float(mlm.masked_ce(z, ids, picked)), atol=1e-6)
+    assert np.isclose(recompute.loss(z, ids, picked)[0], float(mlm.masked_ce(z, ids, picked)), atol=1e-6)
     params = {"embedding": RANDOM.normal(size=(4, 6)).astype("f4"), "head": RANDOM.normal(size=(6, 3)).astype("f4")}
     read = RANDOM.integers(0, 4, (3, 4))
-    ours = claims.logits(params["embedding"], params["head"], read)
+    ours = recompute.logits(params["embedding"], params["head"], read)
     assert np.allclose(ours, mlm.mlm_logits({name: jnp.asarray(x) for name, x in params.items()}, read), atol=1e-5)
 
 

@@ -22,8 +22,8 @@ def find(name):
 def make(path=None):
     """Gather all evidence and write it as one zip; gives `(path, names of what is not there yet)`."""
     from . import verify
-    from .claims import full_precision
     from .container import pack, write
+    from .recompute import full_precision
 
     path = Path(path) if path else output_folder() / "build" / "evidence.zip"
     with full_precision():
@@ -57,7 +57,7 @@ def measured():
 
     import mlm
 
-    from . import claims
+    from . import recompute
     from .container import pack_arrays
 
     fixture, stated, params = {}, {}, {}
@@ -73,14 +73,14 @@ def measured():
                 "final_probability": jax.nn.softmax(logits, axis=-1)[:, 1],
                 "output_gradient": jax.grad(mlm.masked_ce)(logits, targets, selected)}
 
-    masks = np.array([np.tile([place in places for place in range(4)], (3, 1)) for places in claims.ORDER])
-    inputs = np.array([mlm.corrupt_tokens(targets, mask, claims.MASK_ID) for mask in masks])
+    masks = np.array([np.tile([place in places for place in range(4)], (3, 1)) for places in recompute.ORDER])
+    inputs = np.array([mlm.corrupt_tokens(targets, mask, recompute.MASK_ID) for mask in masks])
     losses = np.array([float(mlm.masked_ce(mlm.mlm_logits(trained, read), targets, mask))
                        for read, mask in zip(inputs, masks, strict=True)])
     hidden = {"selected": masks, "corrupted": inputs, "loss": losses, "moved_selected": masks[2],
               "moved_corrupted": inputs[2]}
 
-    batch = claims.objective_batch()
+    batch = recompute.objective_batch()
     scores, ids, picked = np.log(batch["probability"]), batch["targets"], batch["selected"]
     leaf = torch.tensor(scores, requires_grad=True)
     mlm.masked_ce(leaf, torch.tensor(ids), torch.tensor(picked)).backward()
@@ -88,22 +88,23 @@ def measured():
                  "torch_gradient": leaf.grad.numpy()}
     rows = [float(mlm.masked_ce(*(x[row:row + 1] for x in (scores, ids, picked)))) for row in range(2)]
 
-    golden = claims.masked()
-    stated |= {"fixture.count": int(selected.sum()), "fixture.baseline": float(np.log(claims.MASK_ID)),
+    golden = recompute.masked()
+    stated |= {"fixture.count": int(selected.sum()), "fixture.baseline": float(np.log(recompute.MASK_ID)),
                "fixture.first_loss": float(fixture["jax_history"][0]),
                "fixture.last_loss": float(fixture["jax_history"][-1]),
                "fixture.final_loss": float(mlm.masked_ce(logits, targets, selected)),
                "fixture.frameworks": float(np.abs(fixture["jax_history"] - fixture["torch_history"]).max()),
                "hidden.moved_mask": losses[2],
-               **{f"hidden.{n}": float(np.mean([loss for loss, places in zip(losses, claims.ORDER, strict=True)
+               **{f"hidden.{n}": float(np.mean([loss for loss, places in zip(losses, recompute.ORDER, strict=True)
                                                 if len(places) == n])) for n in (1, 2, 3, 4)},
                "objective.token_mean": float(mlm.masked_ce(scores, ids, picked)), "objective.row_mean": sum(rows) / 2,
                "golden.counts": [int(golden[f"{stream}_{i}"][..., 1].sum()) for stream in ("jax", "torch")
-                                 for i in range(len(claims.golden_cases()))]}
-    made = {claims.FIXTURE: fixture, claims.HIDE: hidden, claims.OBJECTIVE: objective, claims.GOLDEN: golden}
-    layout = claims.layout()
-    files = {file: pack_arrays({name: np.asarray(arrays[name]).astype(layout[file][name][0]) for name in layout[file]})
-             for file, arrays in made.items()}
+                                 for i in range(len(recompute.golden_cases()))]}
+    files = {}
+    for file, made in ((recompute.FIXTURE, fixture), (recompute.HIDE, hidden), (recompute.OBJECTIVE, objective),
+                       (recompute.GOLDEN, golden)):
+        files[file] = pack_arrays({name: np.asarray(made[name]).astype(dtype)
+                                   for name, (dtype, _) in recompute.layout()[file].items()})
     return files, stated
 
 

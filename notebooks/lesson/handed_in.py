@@ -7,9 +7,10 @@ import json
 import re
 
 from . import questions
-from .claims import Verdict, claim, numbers
+from .claims import Verdict, claim
 from .container import Malformed, plain, read_json
 from .figures import PROJECT
+from .recompute import numbers
 from .recorded import own_bytes, same_picture
 
 # Cells that say something else to each learner: their outputs are not compared.
@@ -31,7 +32,7 @@ def joined(text):
 
 
 def cells(raw, name):
-    """`[(source, tags, outputs)]` of the code cells of a notebook, or Malformed."""
+    """`[(source, tags, outputs, execution count)]` of the code cells of a notebook, or Malformed."""
     nb = read_json(raw, name)
     found = nb.get("cells") if isinstance(nb, dict) else None
     if not isinstance(found, list) or len(found) > MOST_CELLS or not all(isinstance(cell, dict) for cell in found):
@@ -52,7 +53,7 @@ def cells(raw, name):
 
 @functools.cache
 def own_cells(name):
-    """`{source: (number, tags, outputs)}` of the course's own notebook; one list for cells of equal source."""
+    """`{source: [(number, tags, outputs)]}` of the course's own notebook, in a list, for sources may be equal."""
     found = {}
     for number, (source, tags, outputs, _) in enumerate(cells(own_bytes(name), name), 1):
         found.setdefault(source, []).append((number, tags, outputs))
