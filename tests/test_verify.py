@@ -580,6 +580,18 @@ def test_a_broken_file_is_named_and_the_rest_is_judged(case):
 
 # The parts by themselves
 
+def test_a_faint_patch_is_seen_and_rounding_is_not():
+    image = np.ones((40, 60, 4))
+    for by, seen in ((0.1, True), (0.03, False)):
+        other = image.copy()
+        other[10:20, 10:20, :3] -= by
+        if seen:
+            with pytest.raises(claims.Verdict, match="10% of the range"):
+                recorded.same_picture(png(other), png(image))
+        else:
+            assert recorded.same_picture(png(other), png(image)) == "other bytes, same picture"
+
+
 def test_a_texture_whose_mean_is_right_is_seen():
     image = np.full((40, 60, 4), 0.5)
     image[..., 3] = 1
