@@ -13,6 +13,7 @@ import unicodedata
 import warnings
 from collections import Counter, namedtuple
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 
 import numpy as np
 
@@ -70,13 +71,14 @@ def collect(libraries=LIBRARIES):
 
 def public_docstrings(source, name, module):
     """`(name, docstring)` of a module, its public functions and classes, and their public members."""
-    yield name, module.__doc__
-    for key, thing in sorted(vars(module).items()):
-        if key.startswith("_") or inspect.ismodule(thing) or not callable(thing) or not _own(source, thing):
+    yield name, _docstring(module)
+    named = {key: thing for key, thing in vars(module).items() if type(key) is str}
+    for key, thing in sorted(named.items(), key=itemgetter(0)):
+        if key.startswith("_") or not _own(source, thing):
             continue
         yield f"{name}.{key}", _docstring(thing)
         if inspect.isclass(thing):
-            for member, inside in sorted(vars(thing).items()):
+            for member, inside in sorted(vars(thing).items(), key=itemgetter(0)):
                 if not member.startswith("_") and (callable(inside) or isinstance(
                         inside, (property, classmethod, staticmethod)) or inspect.isdatadescriptor(inside)):
                     yield f"{name}.{key}.{member}", _docstring(inside)
@@ -84,15 +86,22 @@ def public_docstrings(source, name, module):
 
 def _docstring(thing):
     try:
-        text = thing.__doc__
+        text, of_its_kind = thing.__doc__, type(thing).__doc__
     except Exception:               # an attribute can be code, and code can fail
         return None
-    return None if text == type(thing).__doc__ else text        # Python's own, about static methods for example
+    if type(text) is not str or type(of_its_kind) is str and text == of_its_kind:
+        return None                 # Python's own, about static methods for example
+    return text
 
 
 def _own(source, thing):
-    """Whether a library wrote a thing itself: SciPy and JAX also show some of NumPy's."""
-    module = getattr(thing, "__module__", None)
+    """Whether it is a function or class that the library wrote itself: SciPy and JAX also show some of NumPy's."""
+    try:
+        if inspect.ismodule(thing) or not callable(thing):
+            return False
+        module = getattr(thing, "__module__", None)
+    except Exception:               # what cannot even be asked is left out
+        return False
     return not isinstance(module, str) or module.split(".")[0] in (source, source + "lib")      # jaxlib
 
 
@@ -106,13 +115,12 @@ def clean(docstring):
     - Sets of names are sorted: Python writes them out in another order in every process.
     - White space becomes single spaces: Python 3.13 removes indentation, 3.11 keeps it.
     """
-    if not isinstance(docstring, str):
+    if type(docstring) is not str:
         return ""
     text = re.sub("[\ud800-\udfff]", " ", docstring[:LONGEST])
     text = "".join(" " if unicodedata.category(c) in ("Cc", "Cf") else c for c in text)
-    text = re.sub(r"\b0x[0-9a-f]{6,}", "0x", text)
-    text = re.sub(r"(?<=\{)'[^{}']*'(?:, '[^{}']*')+(?=\})", lambda names: ", ".join(sorted(names[0].split(", "))), text)
-    return " ".join(text.split())
+    text = re.sub(r"\b0x[0-9a-fA-F]{6,}", "0x", " ".join(text.split()))
+    return re.sub(r"(?<=\{)'[^{}']*'(?:, '[^{}']*')+(?=\})", lambda x: ", ".join(sorted(x[0].split(", "))), text)
 
 
 def split(documents):
@@ -125,31 +133,41 @@ def split(documents):
         tenth = int(document.sha256[:8], 16) % 10 == 0
         parts["library" if document.source == HELD_LIBRARY else "document" if tenth else "train"].append(document)
     hashes = [{document.sha256 for document in part} for part in parts.values()]
-    assert sum(map(len, hashes)) == len(set().union(*hashes)), "a document stands on two sides"
+    if sum(map(len, hashes)) != len(set().union(*hashes)):
+        raise ValueError("a document stands on two sides of the split")
     return parts
 
 
-def overlap(held, train, n=12):
-    """Share of the n-item sequences of `held` that `train` holds too, each occurrence counted.
+def shared_windows(held, train, n=12):
+    """For each sequence of `held`: how many of its n-item windows `train` holds too, and how many it has.
 
     Args:
         held, train: lists of sequences of words or token IDs.
+
+    Returns:
+        `(shared, windows)`, two int64 arrays `[sequence]`.
     """
     numbers = {}
 
-    def windows(sequences):
-        hashes = [np.zeros(0, np.uint64)]
-        for sequence in sequences:
-            ids = np.array([numbers.setdefault(item, len(numbers) + 1) for item in sequence], np.uint64)
-            total = np.zeros(max(len(ids) - n + 1, 0), np.uint64)
-            for i in range(n if len(total) else 0):         # a polynomial modulo 2**64
-                total = total * np.uint64(0x9E3779B97F4A7C15) + ids[i:i + len(total)]
-            hashes.append(total)
-        return np.concatenate(hashes)
-    known, asked = np.unique(windows(train)), windows(held)
-    if not len(asked):
+    def hashes(sequence):
+        ids = np.array([numbers.setdefault(item, len(numbers)) for item in sequence], np.uint64)
+        total = np.zeros(max(len(ids) - n + 1, 0), np.uint64)
+        for i in range(n if len(total) else 0):             # a polynomial modulo 2**64
+            total = total * np.uint64(0x9E3779B97F4A7C15) + ids[i:i + len(total)]
+        return total
+    known = np.concatenate([np.zeros(0, np.uint64), *map(hashes, train)])
+    asked = [hashes(sequence) for sequence in held]
+    windows = np.array([len(a) for a in asked], int)
+    found = np.isin(np.concatenate([np.zeros(0, np.uint64), *asked]), known)
+    return np.bincount(np.repeat(np.arange(len(asked)), windows), found, len(asked)).astype(int), windows
+
+
+def overlap(held, train, n=12):
+    """Share of the n-item windows of `held` that `train` holds too, each occurrence counted."""
+    shared, windows = shared_windows(held, train, n)
+    if not windows.sum():
         raise ValueError(f"held has no sequence of {n} items; wanted at least one")
-    return float(np.isin(asked, known).mean())
+    return float(shared.sum() / windows.sum())
 
 
 def train_tokenizer(documents):
@@ -186,8 +204,9 @@ def rows(tokenizer, documents):
         `(tokens, document)`: `[row, LENGTH]` int64, and `[row]`, the index of its document.
     """
     tokens, owner, inside = [], [], LENGTH - 2
-    tokenizer.encode_special_tokens = True      # a text that says "[PAD]" is text
+    before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, True     # "[PAD]" in a text is text
     encodings = tokenizer.encode_batch([document.text for document in documents], add_special_tokens=False)
+    tokenizer.encode_special_tokens = before
     for index, encoding in enumerate(encodings):
         for start in range(0, len(encoding.ids), inside):
             ids = [CLS, *encoding.ids[start:start + inside], SEP]

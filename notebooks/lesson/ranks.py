@@ -45,9 +45,11 @@ def two_processes(params, targets, corrupted, selected, cuts):
         finally:
             for process in started:
                 process.kill()
-        for rank, (process, said) in enumerate(zip(started, words, strict=True)):
-            if process.returncode:
-                raise RuntimeError(f"process {rank} failed: {(said.strip() or 'no words').splitlines()[-1]}")
+                process.wait()
+        failed = [f"process {rank}: {(said.strip() or 'no words').splitlines()[-1]}"
+                  for rank, (process, said) in enumerate(zip(started, words, strict=True)) if process.returncode]
+        if failed:                      # one that fails takes the others with it, so all are named
+            raise RuntimeError("failed: " + "; ".join(failed))
         answer = json.loads(Path(scratch, "answer.json").read_text())
         with np.load(Path(scratch, "gradients.npz")) as arrays:
             gradients = {way: {name: arrays[f"{way} {name}"] for name in params} for way in ("added", "averaged")}

@@ -1,4 +1,5 @@
 """Training and evaluating the encoder on rows of a corpus, in PyTorch. Notebook 3 shows each step by hand."""
+import hashlib
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,8 +11,10 @@ from mlm.schedule import BRANCHES, EVALUATION, eligible_positions, mask_examples
 from mlm.transformer import encoder_logits, initial_encoder
 
 from .corpus import MASK, PAD, SPECIAL, VOCAB
+from .figures import PROJECT, output_folder
 
-BATCH, UPDATES, RATE, WARM_UP, LONGEST_GRADIENT = 64, 1000, 1e-2, 100, 1.0
+FILE = "encoder.npz"
+BATCH, UPDATES, RATE, WARM_UP, LONGEST_GRADIENT = 64, 900, 1e-2, 100, 1.0
 
 
 def masks(tokens, examples, seed, epoch):
@@ -29,8 +32,9 @@ def selected_nll(params, targets, corrupted, selected):
 
 
 def learning_rate(update, updates, highest=RATE):
-    """Rises over the first `WARM_UP` updates, then falls to zero, each in a straight line."""
-    return highest * min((update + 1) / WARM_UP, (updates - update) / (updates - WARM_UP))
+    """Rises over the first `WARM_UP` updates (of a short training, the first half), then falls, in straight lines."""
+    rise = min(WARM_UP, updates / 2)
+    return highest * min(1, (update + 1) / rise, (updates - update) / (updates - rise))
 
 
 def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None, label="training"):
@@ -44,8 +48,9 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None, l
         after_update: called with `(updates so far, params)`.
 
     Returns:
-        `(params, history, skipped)`: the parameters, `[update]` losses in nats, each before its
-        update, and the number of batches skipped because nothing was selected.
+        `(params, history, skipped)`: the parameters, the loss of each update in nats, measured
+        before it, and the number of batches skipped because nothing was selected, which leave
+        no loss.
     """
     params = initial_encoder(seed, VOCAB)
     for x in params.values():
@@ -76,6 +81,8 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None, l
 
 def epochs(rows, order):
     """Endless `(epoch, [BATCH] row numbers)`; each epoch in a new order, without its last incomplete batch."""
+    if rows < BATCH:
+        raise ValueError(f"{rows} rows of tokens; wanted at least one batch of {BATCH}")
     epoch = 0
     while True:
         shuffled = order.permutation(rows)
@@ -107,6 +114,25 @@ def by_branch(nll, selected, branch):
     branch = branch[selected].numpy()
     return {"all": (nll.sum(), len(nll))} | {
         name: (nll[branch == i].sum(), int((branch == i).sum())) for i, name in enumerate(BRANCHES) if i}
+
+
+def save(params):
+    """Write `data/encoder.npz`, under the project or the folder that MLM_OUT names."""
+    path = output_folder() / "data" / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **{name: x.numpy() for name, x in params.items()})       # zip with fixed dates: same bytes
+
+
+def load(path=None):
+    """The trained parameters as PyTorch tensors, those just saved or the recorded ones."""
+    saved = output_folder() / "data" / FILE
+    with np.load(path or (saved if saved.exists() else PROJECT / "data" / FILE)) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays}
+
+
+def fingerprint(x):
+    """SHA-256 of a tensor's values, as int64 in the order of rows."""
+    return hashlib.sha256(x.numpy().astype("<i8").tobytes()).hexdigest()
 
 
 @contextmanager

@@ -85,10 +85,12 @@ def mask_examples(tokens, examples, *, seed, epoch, eligible, mask_id, ordinary_
     ordinary = _whole("ordinary_ids", ordinary_ids if hasattr(ordinary_ids, "shape") else list(ordinary_ids), 1)
     if mask_id in ordinary:
         raise ValueError(f"ordinary_ids holds {mask_id}, the mask ID; wanted ordinary tokens only")
-    largest = np.iinfo(values.dtype).max
-    for name, x in (("mask_id", mask_id), ("ordinary_ids", ordinary.max())):
-        if not 0 <= x <= largest:
-            raise ValueError(f"{name} reaches {x}; wanted 0 to {largest}, what tokens of dtype {values.dtype} can hold")
+    out_dtype = values.dtype if isinstance(tokens, torch.Tensor) else np.dtype(jnp.asarray(values[:0]).dtype)
+    largest = np.iinfo(out_dtype).max       # JAX holds int64 as int32 and wraps around without a word
+    for name, x in (("tokens", values), ("mask_id", np.array(mask_id)), ("ordinary_ids", ordinary)):
+        if x.min() < 0 or x.max() > largest:
+            raise ValueError(f"{name} reaches {x.min() if x.min() < 0 else x.max()}; wanted 0 to {largest}, "
+                             f"what tokens of dtype {out_dtype} can hold")
     mask_prob = number("mask_prob", mask_prob, "a number from 0 to 1")
     if not 0 <= mask_prob <= 1:
         raise ValueError(f"mask_prob is {mask_prob}; wanted a number from 0 to 1")
@@ -101,7 +103,7 @@ def mask_examples(tokens, examples, *, seed, epoch, eligible, mask_id, ordinary_
     branch = selected * np.digitize(_uniform(corrupt), np.float32([0, shares[0], shares[0] + shares[1]]))
     index = replacement.astype(np.uint64) * np.uint64(len(ordinary)) >> np.uint64(32)       # in [0, n)
     corrupted = np.select([branch == 1, branch == 2], [mask_id, ordinary[index]], values)
-    return _like(tokens, corrupted, values.dtype), _like(tokens, selected, bool), _like(tokens, branch, np.int8)
+    return _like(tokens, corrupted, out_dtype), _like(tokens, selected, bool), _like(tokens, branch, np.int8)
 
 
 def example_draws(seed, epoch, examples, length):

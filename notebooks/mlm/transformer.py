@@ -79,7 +79,7 @@ def encode(params, corrupted, padding):
     ops = TORCH if isinstance(token, torch.Tensor) else JAX
     _check_corrupted(corrupted, len(token))
     _check_padding(padding, tuple(np.shape(corrupted)))
-    corrupted, padding = ops.array(corrupted, token), ops.array(padding, token)
+    corrupted, padding = ops.index(corrupted, token), ops.array(padding, token)
     batch, seq = corrupted.shape
     width, _, heads, size = params["0.qkv"].shape
     cos, sin = (ops.array(x, token).astype(token.dtype) if ops is JAX else ops.array(x, token).to(token.dtype)
@@ -121,7 +121,7 @@ def encoder_logits(params, corrupted, padding, positions):
                               or (known < 0).any() or (known >= size).any()):
         raise ValueError(f"positions are {known.dtype} {list(known.shape)}; wanted [n] integers in [0, {size}), "
                          "positions of the flattened batch")
-    chosen = hidden.reshape(-1, hidden.shape[-1])[ops.array(positions, hidden)]     # [n, width]
+    chosen = hidden.reshape(-1, hidden.shape[-1])[ops.index(positions, hidden)]     # [n, width]
     return chosen @ params["token"].T + params["bias"]
 
 
@@ -146,9 +146,10 @@ def _torch_attend(q, k, v, visible):
 # What the two frameworks name differently, or do faster in one piece.
 TORCH = types.SimpleNamespace(
     array=lambda x, like: to_torch(x, like.device), concatenate=torch.cat, gelu=functional.gelu, attend=_torch_attend,
+    index=lambda x, like: to_torch(x, like.device).long(),                  # uint8 would be read as a mask
     norm=lambda x, scale, shift: functional.layer_norm(x, scale.shape, scale, shift))
 JAX = types.SimpleNamespace(
-    array=lambda x, like: jnp.asarray(x), concatenate=jnp.concatenate,
+    array=lambda x, like: jnp.asarray(x), index=lambda x, like: jnp.asarray(x), concatenate=jnp.concatenate,
     gelu=functools.partial(jax.nn.gelu, approximate=False), norm=_jax_norm,
     attend=lambda q, k, v, visible: jax.nn.dot_product_attention(q, k, v, mask=visible[:, None, None, :]))
 
