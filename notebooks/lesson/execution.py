@@ -77,6 +77,8 @@ def tidy(nb):
             cell.metadata.pop(key, None)
         merged = []             # how a stream is cut into pieces is chance
         for output in cell.get("outputs", ()):
+            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+                continue        # a progress bar: a random name for what is gone when the kernel is
             if output.output_type == "error":       # a full traceback holds paths of this machine
                 output.traceback = [f"{output.ename}: {output.evalue}"]
             if merged and output.output_type == merged[-1].output_type == "stream" and output.name == merged[-1].name:
