@@ -7,25 +7,13 @@ Writes `data/corpus_bands.json`: perplexities of each run, and the band that hol
 import json
 import time
 
-import numpy as np
-import torch
-
 from lesson import corpus, training
 from lesson.figures import PROJECT
 from mlm import perplexity
 
 
 def main():
-    parts = corpus.split(corpus.collect()[0])
-    tokenizer = corpus.load_tokenizer()
-    rows = {name: torch.from_numpy(corpus.rows(tokenizer, inside)[0]) for name, inside in parts.items()}
-    by_chance = torch.from_numpy(np.random.default_rng(0).random(len(rows["train"])) < 0.05)     # as in notebook 3
-    train_rows = rows["train"][~by_chance]
-    held = {"rows": rows["train"][by_chance], "documents": rows["document"], "library": rows["library"]}
-    frozen, first = {}, len(train_rows)
-    for name, tokens in held.items():
-        frozen[name] = training.frozen(tokens, np.arange(first, first + len(tokens)))
-        first += len(tokens)
+    train_rows, frozen = training.held_out(corpus.split(corpus.collect()[0]), corpus.load_tokenizer())
     runs = []
     for threads in (1, 2):
         for seed in (0, 1, 2):

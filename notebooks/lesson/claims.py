@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from .figures import PROJECT
 from .recompute import (
     FIXTURE,
     GOLDEN,
@@ -30,7 +29,6 @@ from .recompute import (
 )
 
 TABLE = {}                      # id: {"statement", "unit", "tolerance", "files", "function", "states": a number or not}
-CORPUS = ("data/corpus.json", "data/tokenizer.json", "data/encoder.npz", "data/corpus_evaluation.json")
 # Of the lesson's reference run, in nats.
 FIRST_LOSS, LAST_LOSS, FINAL_LOSS, TOKEN_MEAN, ROW_MEAN = math.log(3), 0.010633036, 0.010457751, 0.6577723, 0.512896
 HIDDEN = {1: 0.0104578, 2: 0.0584577, 3: 0.297487, 4: 1.09923}
@@ -207,11 +205,3 @@ def _(bundle, stated):
     a = arrays(bundle, GOLDEN)
     return [("counts", stated, [int(a[f"{stream}_{i}"][..., 1].sum()) for stream in ("jax", "torch")
                                 for i in range(len(golden_cases()))])]
-
-
-@claim("corpus.evaluation", "held-out loss of the saved encoder on the corpus", "nats", 0.02, *CORPUS)
-def corpus_claims(bundle):
-    """The place for the corpus: compute the evaluation again from data/encoder.npz, or say why that cannot be done."""
-    if not any(name in bundle or (PROJECT / name).exists() for name in CORPUS):
-        raise Verdict("not checked", "this course has no corpus part")
-    raise Verdict("unverifiable", "this verifier does not know how to evaluate the saved encoder")

@@ -205,13 +205,14 @@ def rows(tokenizer, documents):
     """
     tokens, owner, inside = [], [], LENGTH - 2
     before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, True     # "[PAD]" in a text is text
-    encodings = tokenizer.encode_batch([document.text for document in documents], add_special_tokens=False)
+    for first in range(0, len(documents), 256):             # an encoding takes much more memory than its IDs
+        texts = [document.text for document in documents[first:first + 256]]
+        for index, encoding in enumerate(tokenizer.encode_batch(texts, add_special_tokens=False), first):
+            for start in range(0, len(encoding.ids), inside):
+                ids = [CLS, *encoding.ids[start:start + inside], SEP]
+                tokens.append(np.array(ids + [PAD] * (LENGTH - len(ids))))
+                owner.append(index)
     tokenizer.encode_special_tokens = before
-    for index, encoding in enumerate(encodings):
-        for start in range(0, len(encoding.ids), inside):
-            ids = [CLS, *encoding.ids[start:start + inside], SEP]
-            tokens.append(ids + [PAD] * (LENGTH - len(ids)))
-            owner.append(index)
     return np.array(tokens, np.int64).reshape(-1, LENGTH), np.array(owner, np.int64)
 
 

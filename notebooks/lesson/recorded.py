@@ -254,7 +254,8 @@ def picture(name):
     return check
 
 
-EXPORTED = ("data/fixture.json", "data/failure.json", "data/claims.json")
+EXPORTED = ("data/fixture.json", "data/failure.json", "data/claims.json", "data/corpus_evaluation.json",
+            "data/failure_corpus.json")
 
 
 def enter(root):

@@ -10,10 +10,11 @@ from tqdm.auto import tqdm
 from mlm.schedule import BRANCHES, EVALUATION, eligible_positions, mask_examples
 from mlm.transformer import encoder_logits, initial_encoder
 
-from .corpus import MASK, PAD, SPECIAL, VOCAB
+from .corpus import MASK, PAD, SPECIAL, VOCAB, rows
 from .figures import PROJECT, output_folder
 
 FILE = "encoder.npz"
+ROWS_HELD = 0.05        # share of the training documents' rows that is held out after cutting
 BATCH, UPDATES, RATE, WARM_UP, LONGEST_GRADIENT = 64, 1000, 1e-2, 100, 1.0
 
 
@@ -80,14 +81,14 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None, l
     return {name: x.detach() for name, x in params.items()}, np.array(history), skipped
 
 
-def epochs(rows, order):
+def epochs(number, order):
     """Endless `(epoch, [BATCH] row numbers)`; each epoch in a new order, without its last incomplete batch."""
-    if rows < BATCH:
-        raise ValueError(f"{rows} rows of tokens; wanted at least one batch of {BATCH}")
+    if number < BATCH:
+        raise ValueError(f"{number} rows of tokens; wanted at least one batch of {BATCH}")
     epoch = 0
     while True:
-        shuffled = order.permutation(rows)
-        for start in range(0, rows - BATCH + 1, BATCH):
+        shuffled = order.permutation(number)
+        for start in range(0, number - BATCH + 1, BATCH):
             yield epoch, shuffled[start:start + BATCH]
         epoch += 1
 
@@ -97,12 +98,29 @@ def frozen(tokens, examples, seed=0):
     return tokens, *masks(tokens, examples, seed, EVALUATION)
 
 
-def position_nll(params, targets, corrupted, selected, rows=256):
+def held_out(parts, tokenizer):
+    """Training rows and evaluation sets, as notebook 3 makes them in sections 3.12 and 3.13.
+
+    Returns:
+        `(train_rows, {"rows", "documents", "library": (targets, corrupted, selected, branch)})`.
+    """
+    whole = {name: torch.from_numpy(rows(tokenizer, inside)[0]) for name, inside in parts.items()}
+    by_chance = torch.from_numpy(np.random.default_rng(0).random(len(whole["train"])) < ROWS_HELD)
+    train_rows, sets = whole["train"][~by_chance], {}
+    first = len(train_rows)                 # rows are numbered through, and the number is the key of a mask
+    for name, tokens in (("rows", whole["train"][by_chance]), ("documents", whole["document"]),
+                         ("library", whole["library"])):
+        sets[name] = frozen(tokens, np.arange(first, first + len(tokens)))
+        first += len(tokens)
+    return train_rows, sets
+
+
+def position_nll(params, targets, corrupted, selected, at_once=256):
     """-log p(target) at each selected position, `[n]` nats, in the order of the flattened rows."""
     parts = []
     with torch.no_grad():
-        for start in range(0, len(targets), rows):
-            part = slice(start, start + rows)
+        for start in range(0, len(targets), at_once):
+            part = slice(start, start + at_once)
             positions = selected[part].flatten().nonzero()[:, 0]
             logits = encoder_logits(params, corrupted[part], corrupted[part] == PAD, positions)
             answers = targets[part].flatten()[positions]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import handed_in, recorded
-from .claims import CORPUS, TABLE, Verdict
+from . import corpus_claims, handed_in, recorded
+from .claims import TABLE, Verdict
 from .container import Malformed, open_bundle, plain, read_json
 from .figures import PROJECT
 
@@ -42,7 +42,7 @@ def about():
     for name, entry in TABLE.items():
         if name.partition(".")[0] in KINDS:
             found[entry["files"][0]] = KINDS[name.partition(".")[0]]
-    return found | {name: "a part of the corpus" for name in CORPUS if (PROJECT / name).exists()}
+    return found | {name: words for name, words in corpus_claims.FILES.items() if (PROJECT / name).exists()}
 
 
 def verify(path, run=False):
