@@ -19,7 +19,7 @@ import numpy as np
 LARGEST = 32 * 2**20            # bytes of a whole file
 ENTRIES, LONGEST_NAME = 500, 100
 LARGEST_JSON, MOST_ITEMS, DEEPEST, DIGITS = 8 * 2**20, 300_000, 40, 20
-NAME = re.compile(r"(?:[a-z0-9_]+/){0,2}[A-Za-z0-9_]+\.(?:json|npz|npy|png|ipynb)")
+NAME = re.compile(r"(?:[a-z0-9_]+/){0,2}[A-Za-z0-9_]+(?:\.[a-z0-9_]+){0,3}\.(?:json|npz|npy|png|ipynb)")
 
 
 class Malformed(Exception):

@@ -10,7 +10,7 @@ from .figures import PROJECT
 
 TARGET = PROJECT / "build" / "student"
 COPIED = ["requirements-cpu.txt", "LICENSE", "notebooks/mlm", "notebooks/lesson",
-          "data/golden_masking.json", "data/questions.json"]
+          "data/golden_masking.json", "data/questions.json", "data/corpus.json", "data/tokenizer.json"]
 README = """\
 # Masked language modeling: student edition
 
