@@ -1306,6 +1306,32 @@ def test_attempts_are_kept_exercises_and_questions_apart(folder, capsys):
     assert kept(folder) == {"exercises": {}, "questions": {}}
 
 
+def test_notes_are_kept_replaced_and_taken_back(folder, capsys):
+    progress.predict("3.1", "")
+    assert not folder.exists()                          # an empty text writes nothing
+    progress.predict("3.1", "  it stays ")
+    progress.explain("3", "because")
+    assert kept(folder)["notes"] == {"3.1": {"kind": "prediction", "text": "it stays", "state": "written"},
+                                     "3": {"kind": "explanation", "text": "because", "state": "written"}}
+    progress.predict("3.1", "")
+    assert list(kept(folder)["notes"]) == ["3"]
+    assert capsys.readouterr().out == "prediction 3.1 kept\nexplanation 3 kept\n"
+
+
+def test_the_table_of_notes(folder, capsys):
+    wanted = progress.asked()
+    assert {"1.1", "1.6b", "2.5", "3.17b", "4.13"} <= wanted.keys() and [
+        number for number, kind in wanted.items() if kind == "explanation"] == list("12345")
+    progress.predict("1.1", "the second")
+    progress.explain("5", "three rows")
+    capsys.readouterr()
+    progress.show_notes()
+    out = capsys.readouterr().out
+    number = len(wanted) - 5
+    assert f"predictions: 1 of {number} written\n  still empty: 1.2 1.4" in out
+    assert "explanations: 1 of 5 written\n  still empty: 1\n" in out
+
+
 def test_the_table_of_progress(folder, capsys):
     progress.show()
     assert not folder.exists()

@@ -138,6 +138,22 @@ def first_answer(key, value):
     return lambda files: edit_json(files, "questions.json", lambda table: table[min(table)].update({key: value}))
 
 
+def corpus(part, name, **values):
+    """Change what the evaluation of the corpus says."""
+    return lambda files: edit_json(files, "data/corpus_evaluation.json",
+                                   lambda body: body["numbers"][part][name].update(values))
+
+
+def encoder(change):
+    """Change a parameter of the saved encoder."""
+    def cheat(files):
+        with np.load(io.BytesIO(files["data/encoder.npz"])) as stored:
+            arrays = {name: stored[name].copy() for name in stored}
+        change(arrays)
+        files["data/encoder.npz"] = container.pack_arrays(arrays)
+    return cheat
+
+
 def added(files):
     edit_json(files, "claims.json", lambda table: {**table, "sky.is_blue": table["fixture.count"]})
 
@@ -207,6 +223,23 @@ CHEATS = {
     "an output": (output("02_build", "last recorded", other_text), "notebook.02_build"),
     "an output's picture": (output("02_build", "image/png", other_picture), "notebook.02_build"),
     "an output removed": (output("03_experiment", "stream", nothing), "notebook.03_experiment"),
+    "the encoder, random": (encoder(lambda arrays: arrays.update({
+        name: RANDOM.normal(size=x.shape).astype(x.dtype) * 0.1 for name, x in arrays.items()})), "corpus.encoder"),
+    "the encoder, another shape": (encoder(lambda arrays: arrays.update(bias=arrays["bias"][:9])), "corpus.encoder"),
+    "the encoder, one not finite": (encoder(lambda arrays: arrays["bias"].fill(np.nan)), "corpus.encoder"),
+    "a loss of the encoder": (corpus("library", "encoder, masked", nats=1e5), "corpus.encoder"),
+    "a loss of the encoder, a little": (corpus("documents", "encoder, kept", nats=1700.0), "corpus.encoder"),
+    "a loss of the neighbours": (corpus("rows", "neighbours, all", nats=9e4), "corpus.neighbours"),
+    "a loss that is text": (corpus("rows", "unigram, all", nats="many"), "corpus.neighbours"),
+    "a count of the corpus": (corpus("library", "encoder, all", tokens=10**5), "corpus.masks"),
+    "an evaluation mask": (number("data/corpus_evaluation.json", "numbers", "library", "selected positions, SHA-256",
+                                  by="0" * 64), "corpus.masks"),
+    "an overlap": (number("data/corpus_evaluation.json", "numbers", "library", "12-token overlap", by=0.1),
+                   "numbers.corpus_evaluation"),
+    "a document": (number("data/corpus.json", "documents", 0, 3, by="library"), "corpus.documents"),
+    "the tokenizer": (number("data/tokenizer.json", "model", "vocab", "the", by=7), "corpus.tokenizer"),
+    "the failure of the corpus": (number("data/failure_corpus.json", "numbers", "hidden", by="array"),
+                                  "numbers.failure_corpus"),
     "a right answer": (first_answer("state", "wrong"), "questions"),
     "what was said to an answer": (first_answer("words", "Well done."), "questions"),
     "a letter": (first_answer("letter", "z"), "questions"),

@@ -10,7 +10,8 @@ from .figures import PROJECT
 
 TARGET = PROJECT / "build" / "student"
 COPIED = ["requirements-cpu.txt", "LICENSE", "notebooks/mlm", "notebooks/lesson",
-          "data/golden_masking.json", "data/questions.json", "data/corpus.json", "data/tokenizer.json"]
+          "data/golden_masking.json", "data/questions.json", "data/corpus.json", "data/tokenizer.json",
+          "data/corpus_evaluation.json", "data/encoder.npz"]
 README = """\
 # Masked language modeling: student edition
 

@@ -1,19 +1,21 @@
-"""What a learner has answered: one local file that git ignores, exercises and questions kept apart."""
+"""What a learner has answered and written: one local file that git ignores."""
 import json
+import re
 
-from .figures import output_folder
+from .figures import PROJECT, output_folder
 
 FILE = "progress.json"
+PARTS = "exercises", "questions", "notes"
 
 
 def load():
-    """`{"exercises": {number: ...}, "questions": {number: ...}}`; empty if there is no readable file."""
+    """`{part: {number: ...}}` with each of `PARTS`; empty if there is no readable file."""
     try:
         kept = json.loads((output_folder() / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         kept = {}
     kept = kept if isinstance(kept, dict) else {}
-    parts = {part: kept[part] if isinstance(kept.get(part), dict) else {} for part in ("exercises", "questions")}
+    parts = {part: kept[part] if isinstance(kept.get(part), dict) else {} for part in PARTS}
     return {part: {number: entry for number, entry in entries.items() if isinstance(entry, dict)}
             for part, entries in parts.items()}
 
@@ -35,6 +37,44 @@ def keep(part, number, entry):
         new.replace(path)
     except OSError as error:            # an answer is worth more than its record
         print(f"({path} cannot be written, so this answer is not kept: {error.strerror})")
+
+
+def predict(number, text):
+    """Keep what you expect before an experiment. An empty text keeps nothing."""
+    _write(number, "prediction", text)
+
+
+def explain(number, text):
+    """Keep an explanation in your own words. An empty text keeps nothing."""
+    _write(number, "explanation", text)
+
+
+def _write(number, kind, text):
+    text = str(text).strip()
+    keep("notes", number, {"kind": kind, "text": text, "state": "written" if text else "not attempted"})
+    if text:
+        print(f"{kind} {number} kept")
+
+
+def asked():
+    """`{number: kind}` of every prediction and explanation that the notebooks ask for, in their order."""
+    found = {}
+    for path in sorted((PROJECT / "notebooks").glob("0*_*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            for call, number in re.findall(r'^progress\.(predict|explain)\("([\w.]+)"', "".join(cell["source"]), re.M):
+                found[number] = "prediction" if call == "predict" else "explanation"
+    return found
+
+
+def show_notes():
+    """Print which predictions and explanations are written, and which are still empty."""
+    written, wanted = load()["notes"], asked()
+    for kind in ("prediction", "explanation"):
+        numbers = [number for number, of in wanted.items() if of == kind]
+        empty = [number for number in numbers if number not in written]
+        print(f"{kind}s: {len(numbers) - len(empty)} of {len(numbers)} written")
+        for first in dict.fromkeys(number.split(".")[0] for number in empty):
+            print("  still empty: " + " ".join(number for number in empty if number.split(".")[0] == first))
 
 
 def show():

@@ -139,7 +139,9 @@ def save(params):
     """Write `data/encoder.npz`, under the project or the folder that MLM_OUT names."""
     path = output_folder() / "data" / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **{name: x.numpy() for name, x in params.items()})       # zip with fixed dates: same bytes
+    with open(path.with_suffix(".part"), "wb") as file:                     # whole or not at all
+        np.savez(file, **{name: x.numpy() for name, x in params.items()})   # zip with fixed dates: same bytes
+    path.with_suffix(".part").replace(path)
 
 
 def load(path=None):
