@@ -1303,7 +1303,7 @@ def test_attempts_are_kept_exercises_and_questions_apart(folder, capsys):
     assert [path.name for path in folder.iterdir()] == ["progress.json"]
     checks.first_position(lambda *a: ...)                           # taken back
     questions.answer("Q1.1", "")
-    assert kept(folder) == {"exercises": {}, "questions": {}}
+    assert kept(folder) == {"exercises": {}, "questions": {}, "notes": {}}
 
 
 def test_notes_are_kept_replaced_and_taken_back(folder, capsys):

@@ -22,7 +22,7 @@ RANDOM = np.random.default_rng(0)
 def test_an_honest_bundle_holds():
     rows = judged(container.pack(honest()))
     assert with_verdict(rows, "fails") == {} == with_verdict(rows, "unverifiable") and verify.status(rows) == 0
-    assert set(with_verdict(rows, "not checked")) == {"exercises", "notes", "record.self", "corpus.evaluation"}
+    assert set(with_verdict(rows, "not checked")) == {"exercises", "notes", "record.self"}
     assert len(rows) == len(verify.TABLE) + 1
 
 

@@ -690,7 +690,7 @@ def mask_schedule(function):
 
 # F: broken on purpose
 
-@exercise("4.13", "Broken on purpose", "3.7 A leak, built on purpose", "5.13 Diagnose")
+@exercise("4.13", "Broken on purpose", "3.7 A leak, built on purpose", "5.15 Diagnose")
 def diagnosis(answers):
     if not isinstance(answers, dict):
         raise Wrong("wanted a dict, {letter: (fault, audit)}", given=type(answers).__name__)
