@@ -620,8 +620,8 @@ def test_losses_by_position_and_by_branch():
     logits = (encode(params, corrupted, corrupted == PAD) @ params["token"].T + params["bias"]).double().numpy()
     wanted = [np.log(np.exp(logits[at]).sum()) - logits[at][tokens[at]] for at in np.argwhere(selected.numpy()).tolist()
               for at in [tuple(at)]]
-    for step in (256, 9, 4, 1):
-        nll = training.position_nll(params, tokens, corrupted, selected, rows=step)
+    for at_once in (256, 9, 4, 1):
+        nll = training.position_nll(params, tokens, corrupted, selected, at_once)
         assert nll.dtype == np.float64
         close(nll, wanted)
     assert not np.isclose(nll.sum(), 0)

@@ -261,5 +261,6 @@ def test_import_and_environment():
 
 def test_public_names():
     assert mlm.__all__ == ["apply_bert_masking", "corrupt_tokens", "validate_mask", "masked_nll", "masked_ce",
-                           "perplexity", "mlm_logits", "fixture_batch", "initial_params", "train_fixture"]
+                           "perplexity", "mlm_logits", "fixture_batch", "initial_params", "train_fixture",
+                           "eligible_positions", "mask_examples", "initial_encoder", "encode", "encoder_logits"]
     assert all(callable(getattr(mlm, name)) and getattr(mlm, name).__doc__ for name in mlm.__all__)
