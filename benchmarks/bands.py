@@ -19,7 +19,7 @@ def main():
         for seed in (0, 1, 2):
             start = time.monotonic()
             with training.threads(threads):
-                params, _, skipped = training.train(train_rows, seed=seed, label=f"seed {seed}, {threads} threads")
+                params, _, skipped = training.train(train_rows, seed=seed)
                 run = {"seed": seed, "threads": threads, "skipped": skipped}
             for name, (targets, corrupted, selected, branch) in frozen.items():
                 nll = training.position_nll(params, targets, corrupted, selected)

@@ -39,7 +39,7 @@ def learning_rate(update, updates, highest=RATE):
     return highest * min(1, (update + 1) / rise, (updates - update) / (updates - rise))
 
 
-def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None, label="training"):
+def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None):
     """Train an encoder on rows of tokens.
 
     Args:
@@ -59,8 +59,8 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None, l
         x.requires_grad_()
     optimizer = torch.optim.AdamW(params.values(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     order, history, skipped = np.random.default_rng(seed), [], 0
-    batches = epochs(len(tokens), order)
-    for update in tqdm(range(updates), desc=label, unit="update", mininterval=0.5):
+    batches, name = epochs(len(tokens), order), "static masks" if static else "dynamic masks"
+    for update in tqdm(range(updates), desc=name, unit="update", mininterval=0.5):
         epoch, chosen = next(batches)
         targets = tokens[chosen]
         corrupted, selected, _ = masks(targets, chosen, seed, 0 if static else epoch)
