@@ -1,6 +1,7 @@
 """What a learner has answered and written: one local file that git ignores."""
 import json
 import re
+import textwrap
 
 from .figures import PROJECT, output_folder
 
@@ -73,8 +74,8 @@ def show_notes():
         numbers = [number for number, of in wanted.items() if of == kind]
         empty = [number for number in numbers if number not in written]
         print(f"{kind}s: {len(numbers) - len(empty)} of {len(numbers)} written")
-        for first in dict.fromkeys(number.split(".")[0] for number in empty):
-            print("  still empty: " + " ".join(number for number in empty if number.split(".")[0] == first))
+        if empty:
+            print(textwrap.fill(" ".join(empty), 90, initial_indent="  still empty: ", subsequent_indent=" " * 15))
 
 
 def show():
