@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from lesson import baselines, corpus, training
+from lesson import baselines, corpus, figures, training
 from lesson.corpus import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, Document, clean, collect, overlap, rows, split
 from lesson.ranks import two_processes
 from mlm import masked_nll
@@ -758,3 +758,26 @@ def test_a_process_that_fails_says_why():
     tokens[0, 1] = 60
     with refuses(RuntimeError, "failed: process 0: ", "ValueError", "60", "[0, 60)"):
         two_processes(params, tokens, tokens, tokens >= 5, [slice(0, 2)])
+
+
+# --- what was recorded --------------------------------------------------------------------------------------------
+
+def recorded(name):
+    return json.loads((figures.PROJECT / "data" / name).read_text(encoding="utf-8"))
+
+
+def test_the_recorded_results_keep_what_is_promised_over_seeds_and_threads():
+    record, evaluation = recorded("corpus_bands.json"), recorded("corpus_evaluation.json")["numbers"]
+    runs, bands = record["runs"], record["bands"]
+    assert [(r["seed"], r["threads"], r["skipped"]) for r in runs] == [(s, t, 0) for t in (1, 2) for s in (0, 1, 2)]
+    assert bands == {part: {branch: [f(r[part][branch] for r in runs) for f in (min, max)]
+                            for branch in ("all", "masked", "random", "kept")}
+                     for part in ("rows", "documents", "library")}
+    for part, branches in bands.items():                    # the first of them is the training of notebook 03
+        for branch in branches:
+            stated = evaluation[part][f"encoder, {branch}"]
+            assert abs(runs[0][part][branch] - np.exp(stated["nats"] / stated["tokens"])) < 2e-3, (part, branch)
+        low, high = branches["all"]
+        assert high / low < 1.1
+    unigram = evaluation["library"]["unigram, all"]
+    assert bands["library"]["all"][1] < min(20, 0.12 * np.exp(unigram["nats"] / unigram["tokens"]))

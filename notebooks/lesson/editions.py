@@ -11,7 +11,7 @@ from .figures import PROJECT
 TARGET = PROJECT / "build" / "student"
 COPIED = ["requirements-cpu.txt", "LICENSE", "notebooks/mlm", "notebooks/lesson",
           "data/golden_masking.json", "data/questions.json", "data/corpus.json", "data/tokenizer.json",
-          "data/corpus_evaluation.json", "data/encoder.npz"]
+          "data/corpus_evaluation.json", "data/corpus_bands.json", "data/encoder.npz"]
 README = """\
 # Masked language modeling: student edition
 
