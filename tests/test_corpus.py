@@ -655,7 +655,7 @@ SMALL = 9                                       # five special tokens and four o
 
 
 def plain_model(tokens):
-    """The five shares of a target between two neighbours, from counting in loops, and their weights."""
+    """The five shares of a target between two neighbours, from counting in loops, and four sets of weights for them."""
     counted = [row for i, row in enumerate(tokens) if i % 20]
     share = collections.Counter(t for row in counted for t in row)
     share = [share[t] + 1 if t >= 5 else 0 for t in range(SMALL)]
@@ -672,11 +672,18 @@ def plain_model(tokens):
             return counts[context][target] / n if n else base
         base = share[target] / sum(share)
         return [1 / (SMALL - 5), base, given(after, left), given(before, right), given(between, (left, right))]
-    places = [five(row[i], row[i - 1], row[i + 1]) for row in tokens[::20] for i in range(len(row)) if row[i] >= 5]
-    weights = [0.2] * 5
-    for _ in range(50):
-        weights = [sum(w * p[i] / sum(map(float.__mul__, weights, p)) for p in places) / len(places)
-                   for i, w in enumerate(weights)]
+    rows = torch.tensor(tokens[::20])
+    read, selected, _ = mask_examples(rows, range(0, len(tokens), 20), seed=0, epoch=EVALUATION, eligible=rows >= 5,
+                                      mask_id=MASK, ordinary_ids=range(5, SMALL))
+    weights = {}
+    for pattern in itertools.product((False, True), repeat=2):
+        places = [five(tokens[20 * r][c], int(read[r, c - 1]), int(read[r, c + 1]))
+                  for r, c in selected.nonzero().tolist()
+                  if (read[r, c - 1] == MASK, read[r, c + 1] == MASK) == pattern]
+        w = [0.2] * 5
+        for _ in range(50 if places else 0):
+            w = [sum(w[i] * p[i] / sum(map(float.__mul__, w, p)) for p in places) / len(places) for i in range(5)]
+        weights[pattern] = w
     return five, weights
 
 
@@ -684,8 +691,8 @@ def plain_model(tokens):
 def small(monkeypatch):
     monkeypatch.setattr(baselines, "VOCAB", SMALL)
     rng = np.random.default_rng(0)
-    tokens = np.minimum(rng.integers(5, 9, (61, 10)), rng.integers(6, 12, (61, 10)))
-    tokens[:, 1:] = np.where(rng.random((61, 9)) < 0.4, tokens[:, :-1], tokens[:, 1:])      # neighbours say something
+    tokens = np.minimum(rng.integers(5, 9, (601, 10)), rng.integers(6, 12, (601, 10)))
+    tokens[:, 1:] = np.where(rng.random((601, 9)) < 0.4, tokens[:, :-1], tokens[:, 1:])      # neighbours say something
     tokens[:, 0], tokens[:, -1] = CLS, SEP
     return tokens
 
@@ -704,7 +711,8 @@ def test_neighbours_against_counting(small, kind):
     elif kind != "full":
         small[small == 8] = 7
     five, weights = plain_model(small.tolist())
-    assert min(weights) >= 0 and abs(sum(weights) - 1) < 1e-12
+    assert all(min(w) >= 0 and abs(sum(w) - 1) < 1e-12 for w in weights.values())
+    assert len({tuple(w) for w in weights.values()}) == 4
     targets = small[:7].copy()
     corrupted, selected = targets.copy(), np.zeros(targets.shape, bool)
     selected[:, 2:7:2] = selected[0, 3] = True
@@ -712,8 +720,10 @@ def test_neighbours_against_counting(small, kind):
     corrupted[3, 4], corrupted[4, 1] = 8, MASK                  # a random one, and a context that was never seen
     targets[5, 2] = targets[6, 4] = 8
     got = baselines.neighbours(small)(targets, corrupted, selected)
-    wanted = [-math.log(np.dot(weights, five(int(targets[r, c]), int(corrupted[r, c - 1]), int(corrupted[r, c + 1]))))
-              for r, c in np.argwhere(selected)]
+    wanted = []
+    for r, c in np.argwhere(selected):
+        left, right = int(corrupted[r, c - 1]), int(corrupted[r, c + 1])
+        wanted.append(-math.log(np.dot(weights[left == MASK, right == MASK], five(int(targets[r, c]), left, right))))
     close(got, wanted, 1e-9)
 
 

@@ -2,7 +2,11 @@
 import base64
 import io
 import json
+import os
 import struct
+import subprocess
+import sys
+import time
 import zlib
 from zipfile import ZIP_DEFLATED
 
@@ -10,10 +14,10 @@ import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
-from bundles import edit_array, edit_json, honest, judged, rezip, sealed, with_verdict
+from bundles import ROOT, edit_array, edit_json, honest, judged, peak, rezip, sealed, with_verdict
 
 import mlm
-from lesson import claims, container, evidence, handed_in, recompute, recorded, verify
+from lesson import claims, container, corpus_claims, evidence, handed_in, recompute, recorded, verify
 from lesson.container import Malformed
 
 RANDOM = np.random.default_rng(0)
@@ -227,6 +231,7 @@ CHEATS = {
         name: RANDOM.normal(size=x.shape).astype(x.dtype) * 0.1 for name, x in arrays.items()})), "corpus.encoder"),
     "the encoder, another shape": (encoder(lambda arrays: arrays.update(bias=arrays["bias"][:9])), "corpus.encoder"),
     "the encoder, one not finite": (encoder(lambda arrays: arrays["bias"].fill(np.nan)), "corpus.encoder"),
+    "the encoder, far too large": (encoder(lambda arrays: arrays["token"].fill(3e38)), "corpus.encoder"),
     "a loss of the encoder": (corpus("library", "encoder, masked", nats=1e5), "corpus.encoder"),
     "a loss of the encoder, a little": (corpus("documents", "encoder, kept", nats=1700.0), "corpus.encoder"),
     "a loss of the neighbours": (corpus("rows", "neighbours, all", nats=9e4), "corpus.neighbours"),
@@ -269,6 +274,7 @@ def test_a_cheat_is_caught_by_name(cheat):
     rows = judged(sealed(files))
     assert name in with_verdict(rows, "fails") and verify.status(rows) == 1, verify.table(rows)
     assert not any("not foreseen" in row["reason"] for row in rows), with_verdict(rows, "fails")
+    json.loads(verify.as_json(rows), parse_constant=lambda text: pytest.fail(text))
 
 
 def test_nothing_else_is_blamed():
@@ -527,6 +533,14 @@ def test_json_that_is_refused(raw):
     assert list(with_verdict(rows, "fails")) == ["notes"] and JSON[raw] in with_verdict(rows, "fails")["notes"]
 
 
+@pytest.mark.parametrize("raw", [b'"' + b'\\"' * 40_000, b'\\"' * 40_000, b'["' + b'\\"' * 40_000 + b"\\"])
+def test_a_quote_that_nothing_closes_takes_little_time(raw):
+    start = time.monotonic()
+    with pytest.raises(Malformed, match="no JSON"):
+        container.read_json(raw, "x.json")
+    assert time.monotonic() - start < 2         # 11 s if the rest is searched again from each quote
+
+
 def test_a_long_text_needs_little_memory():
     raw = b'"' + b'\\"' * (2 * 10**6) + b'"'
     assert len(container.read_json(raw, "x.json")) == 2 * 10**6
@@ -664,3 +678,23 @@ def test_the_command_says_it_in_text_json_and_status(tmp_path, capsys):
     assert "selected: 1 at [1, 2] and 0 other places; wanted 0" in capsys.readouterr().out
     table = json.loads((tmp_path / "verdict.json").read_text())
     assert table["status"] == 1 and "fixture.batch" in [r["claim"] for r in table["rows"] if r["verdict"] == "fails"]
+
+
+def test_another_training_of_the_encoder_is_said():
+    files = honest()
+    encoder(lambda arrays: arrays["bias"].__setitem__(7, arrays["bias"][7] + 0.01))(files)
+    rows = judged(sealed(files))
+    assert with_verdict(rows, "fails") == {} and verify.status(rows) == 0
+    assert "by up to 0.01: what they score is computed above" in with_verdict(rows, "not checked")["corpus.training"]
+
+
+@pytest.mark.skipif(not peak(), reason="only Linux tells the peak of a process")
+def test_the_losses_of_an_encoder_take_little_memory(tmp_path):
+    (tmp_path / "encoder.npz").write_bytes(honest()[corpus_claims.ENCODER])
+    code = ("import pathlib; from bundles import peak; from lesson import corpus_claims; corpus_claims.prepared(); "
+            "peak(reset=True); before = peak(); "
+            "corpus_claims.of_encoder(pathlib.Path('encoder.npz').read_bytes()); print(peak() - before)")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "notebooks"), str(ROOT / "tests")])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True,
+                          timeout=300)
+    assert int(done.stdout) < 150, done.stderr        # MiB; 280 with 256 rows at once

@@ -1,7 +1,10 @@
-"""What a good encoder must beat: word counts, and the two neighbours of a hidden token."""
+"""What a good encoder must beat: token counts, and the two neighbours of a hidden token."""
 import numpy as np
+import torch
 
-from .corpus import SPECIAL, VOCAB
+from mlm.schedule import EVALUATION, eligible_positions, mask_examples
+
+from .corpus import MASK, SPECIAL, VOCAB
 
 FOR_WEIGHTS = 20        # every 20th row of the training part is not counted but fits the weights
 
@@ -17,8 +20,9 @@ def neighbours(tokens):
     """A model of a token given the tokens left and right of it, both as they are read.
 
     A weighted mean of five distributions: uniform, unigram, after the left neighbour, before the
-    right neighbour, between the two. The weights are fitted by expectation maximization
-    (Jelinek and Mercer, 1980) on rows that are not counted.
+    right neighbour, between the two. There are four sets of weights, as either neighbour may be a
+    mask and then says nothing. They are fitted by expectation maximization (Jelinek and Mercer,
+    1980) on rows that are not counted, masked as the rows are on which the model is used.
 
     Args:
         tokens: `[row, seq]` int64 array, the training part.
@@ -39,15 +43,24 @@ def neighbours(tokens):
         given = [_look_up(table, context, target, base)
                  for table, context in zip(tables, (before, after, before * VOCAB + after), strict=True)]
         return np.stack([np.full(len(target), 1 / (VOCAB - len(SPECIAL))), base, *given])      # [5, n]
-    rows = tokens[kept_back]
-    parts = five(rows, rows, rows >= len(SPECIAL))
-    weights = np.full(5, 0.2)
-    for _ in range(50):
-        posterior = weights[:, None] * parts
-        weights = (posterior / posterior.sum(0)).mean(1)
+
+    def pattern(corrupted, selected):                                                          # [n] 0 to 3
+        row, column = np.nonzero(selected)
+        return (corrupted[row, column - 1] == MASK) + 2 * (corrupted[row, column + 1] == MASK)
+    rows = torch.from_numpy(tokens[kept_back])
+    ordinary = np.arange(len(SPECIAL), VOCAB)
+    read, selected, _ = (x.numpy() for x in mask_examples(
+        rows, np.flatnonzero(kept_back), seed=0, epoch=EVALUATION, mask_id=MASK, ordinary_ids=ordinary,
+        eligible=eligible_positions(rows, range(len(SPECIAL)))))
+    parts, masked = five(rows.numpy(), read, selected), pattern(read, selected)
+    weights = np.full((4, 5), 0.2)
+    for p in np.unique(masked):
+        for _ in range(50):
+            posterior = weights[p][:, None] * parts[:, masked == p]
+            weights[p] = (posterior / posterior.sum(0)).mean(1)
 
     def nll(targets, corrupted, selected):
-        return -np.log(weights @ five(targets, corrupted, selected))
+        return -np.log((weights[pattern(corrupted, selected)].T * five(targets, corrupted, selected)).sum(0))
     return nll
 
 

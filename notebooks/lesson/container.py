@@ -144,12 +144,14 @@ def read_json(raw, where):
     """What a JSON text holds, or Malformed: no duplicate keys, nothing infinite, nothing deep or huge."""
     if len(raw) > LARGEST_JSON:
         raise Malformed(f"{where} has {len(raw)} bytes; wanted at most {LARGEST_JSON}")
-    bare = re.sub(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', b"", raw, flags=re.S)        # without what stands in quotes
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > MOST_ITEMS:
-        raise Malformed(f"{where} holds more than {MOST_ITEMS} values")
-    depth = 0
-    for bracket in re.finditer(rb"[\[\]{}]", bare):
-        depth += 1 if bracket[0] in b"[{" else -1
+    items = depth = 0
+    # What stands in quotes is one match, to the end if nothing closes it: looking on inside takes n**2 steps.
+    for found in re.finditer(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{},]', raw, flags=re.S):
+        mark = raw[found.start()]
+        items += mark in b",[{"
+        depth += (mark in b"[{") - (mark in b"]}")
+        if items > MOST_ITEMS:
+            raise Malformed(f"{where} holds more than {MOST_ITEMS} values")
         if depth > DEEPEST:
             raise Malformed(f"{where} is nested deeper than {DEEPEST} levels")
     try:

@@ -208,9 +208,12 @@ def rows(tokenizer, documents):
     for first in range(0, len(documents), 256):             # an encoding takes much more memory than its IDs
         texts = [document.text for document in documents[first:first + 256]]
         for index, encoding in enumerate(tokenizer.encode_batch(texts, add_special_tokens=False), first):
-            for start in range(0, len(encoding.ids), inside):
-                ids = [CLS, *encoding.ids[start:start + inside], SEP]
-                tokens.append(np.array(ids + [PAD] * (LENGTH - len(ids))))
+            ids = np.array(encoding.ids, np.int64)
+            for start in range(0, len(ids), inside):
+                part = ids[start:start + inside]
+                row = np.full(LENGTH, PAD, np.int64)
+                row[0], row[1:len(part) + 1], row[len(part) + 1] = CLS, part, SEP
+                tokens.append(row)
                 owner.append(index)
     tokenizer.encode_special_tokens = before
     return np.array(tokens, np.int64).reshape(-1, LENGTH), np.array(owner, np.int64)

@@ -12,7 +12,7 @@ from .recompute import numbers
 CORPUS, TOKENIZER, ENCODER, EVALUATION = (
     "data/corpus.json", "data/tokenizer.json", "data/encoder.npz", "data/corpus_evaluation.json")
 FILES = {CORPUS: "names, hashes and split of the documents, no texts", TOKENIZER: "the frozen tokenizer",
-         ENCODER: "parameters of the encoder after training on the corpus",
+         ENCODER: "parameters of the encoder that the evaluation is of",
          EVALUATION: "held-out losses of three models, by part and branch"}
 MODELS = ("unigram", "neighbours", "encoder")
 
@@ -61,15 +61,20 @@ def of_counts():
     return found
 
 
+def both_encoders(raw):
+    """`{name: array}` of the bytes of an npz file, and of the course's own encoder, which has to be alike in layout."""
+    with np.load(PROJECT / ENCODER) as file:
+        own = dict(file)
+    return read_arrays(raw, ENCODER, {name: (x.dtype, x.shape) for name, x in own.items()}), own
+
+
 @functools.lru_cache(maxsize=4)
 def of_encoder(raw):
     """`{part: {branch: (nats, tokens)}}` of the parameters in the bytes of an npz file."""
     import torch
 
     from . import training
-    with np.load(PROJECT / ENCODER) as own:                 # only names, shapes and dtypes are taken from it
-        layout = {name: (own[name].dtype, own[name].shape) for name in own}
-    given = read_arrays(raw, ENCODER, layout)
+    given = both_encoders(raw)[0]
     params = {name: torch.from_numpy(np.array(x)) for name, x in given.items()}
     found = {}
     for part, (targets, corrupted, selected, branch) in prepared()[2].items():
@@ -130,9 +135,25 @@ def of_models(models, statement, *files):
                     nats = stated.get("nats") if isinstance(stated, dict) else None
                     if type(nats) not in (int, float) or not abs(nats) < 1e12:
                         raise Verdict("fails", f"{EVALUATION}: {part}, {name} states no nats")
+                    if not np.isfinite(value["nats"]):      # finite parameters may be far too large
+                        raise Verdict("fails", f"{ENCODER}: its loss, {part}, {name}, is not finite")
                     found.append((f"{part}, {name}", nats / value["tokens"], value["nats"] / value["tokens"]))
         return found
 
 
 of_models(("encoder",), "loss of the saved encoder on three held-out parts, by branch, computed again")
 of_models(("unigram", "neighbours"), "losses of the two counting models, counted and computed again")
+
+
+@claim("corpus.training", "parameters of the encoder are those of the course's own training", "1", 1e-4, ENCODER)
+def _(bundle):
+    if not (PROJECT / ENCODER).exists():
+        raise Verdict("unverifiable", f"this copy of the course has no {ENCODER}")
+    if ENCODER not in bundle:
+        raise Malformed(f"{ENCODER} is not in the bundle")
+    given, own = both_encoders(bundle[ENCODER])
+    far = max(float(np.abs(given[name].astype(np.float64) - x).max()) for name, x in own.items())
+    if far > 1e-4:              # so it is on another processor: a thousand updates part from each other
+        raise Verdict("not checked", f"other parameters than the course's own, by up to {far:.1g}: what they score is "
+                                     "computed above, how they were trained is not")
+    return [(name, given[name], x) for name, x in own.items()]

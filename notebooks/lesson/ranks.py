@@ -57,7 +57,7 @@ def two_processes(params, targets, corrupted, selected, cuts):
 
 
 def one_process(scratch, rank, size):
-    """What each process does; on a cluster the same lines run under `torchrun`."""
+    """What each process does; on a cluster `torchrun` and its environment replace the file in which they meet."""
     import torch
     import torch.distributed as dist
 

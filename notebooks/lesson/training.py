@@ -43,11 +43,12 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None):
     """Train an encoder on rows of tokens.
 
     Args:
-        tokens: `[row, seq]` int64 tensor; row i is example i for its masks.
+        tokens: `[row, seq]` int64 tensor; row i is example i for its masks. (In a corpus that grows, a row needs a
+            number that stays, such as a hash of its document and place.)
         seed: of the initial parameters, the order of rows, and the masks.
         updates: of `BATCH` rows each.
         static: whether every epoch sees the same masks.
-        after_update: called with `(updates so far, params)`.
+        after_update: called with `(updates so far, params)`, not after a skipped batch.
 
     Returns:
         `(params, history, skipped)`: the parameters, the loss of each update in nats, measured
@@ -57,6 +58,7 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None):
     params = initial_encoder(seed, VOCAB)
     for x in params.values():
         x.requires_grad_()
+    # Weight decay falls on everything here, gains and biases too; many recipes leave those out.
     optimizer = torch.optim.AdamW(params.values(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     order, history, skipped = np.random.default_rng(seed), [], 0
     batches, name = epochs(len(tokens), order), "static masks" if static else "dynamic masks"
@@ -65,7 +67,7 @@ def train(tokens, *, seed=0, updates=UPDATES, static=False, after_update=None):
         targets = tokens[chosen]
         corrupted, selected, _ = masks(targets, chosen, seed, 0 if static else epoch)
         total, count = selected_nll(params, targets, corrupted, selected)
-        if not count:
+        if not count:               # with several ranks, the count of all decides, or one waits for the others for ever
             skipped += 1
             continue
         loss = total / count
@@ -115,8 +117,9 @@ def held_out(parts, tokenizer):
     return train_rows, sets
 
 
-def position_nll(params, targets, corrupted, selected, at_once=256):
-    """-log p(target) at each selected position, `[n]` nats, in the order of the flattened rows."""
+def position_nll(params, targets, corrupted, selected, at_once=32):
+    """-log p(target) at each selected position, `[n]` nats, in the order of the flattened rows; few rows at once, which
+    takes less memory and no more time."""
     parts = []
     with torch.no_grad():
         for start in range(0, len(targets), at_once):

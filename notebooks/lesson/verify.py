@@ -241,8 +241,9 @@ def counts(rows):
 
 
 def as_json(rows):
-    """The rows as JSON text; an infinite difference is null there."""
-    plain_rows = [{**r, "difference": None if r["difference"] == float("inf") else r["difference"]} for r in rows]
+    """The rows as JSON text; what is not finite is null there."""
+    plain_rows = [{key: None if isinstance(value, float) and not np.isfinite(value) else value
+                   for key, value in r.items()} for r in rows]
     body = {"status": status(rows), "rows": plain_rows}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
