@@ -98,8 +98,10 @@ def test_record_says_when_and_on_what():
     assert record["jax_flags"]["jax_threefry_partitionable"] in (True, False) and len(record["jax_flags"]) == 4
     helper = {"notebooks/mlm/masking.py", "notebooks/lesson/verify.py"}
     assert helper | {name for name in honest() if name.endswith(".ipynb")} <= set(record["files"])
-    assert set(record["seconds"]) == {path.stem for path in ROOT.glob("notebooks/0*.ipynb")}
+    notebooks = {path.stem for path in ROOT.glob("notebooks/0*.ipynb")}
     assert record["seconds_from"] in ("build/execution.json", "data/reference_run.json")
+    whole = record["seconds_from"].startswith("data")       # the other may be of one notebook, run by itself
+    assert set(record["seconds"]) == notebooks if whole else set() < set(record["seconds"]) <= notebooks
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="no repository here")
