@@ -680,6 +680,14 @@ def test_the_command_says_it_in_text_json_and_status(tmp_path, capsys):
     assert table["status"] == 1 and "fixture.batch" in [r["claim"] for r in table["rows"] if r["verdict"] == "fails"]
 
 
+def test_what_is_not_finite_is_null_in_json():
+    rows = judged(container.pack(honest()))[:3]
+    for bad in (np.nan, np.inf, -np.inf):
+        rows[1]["difference"] = float(bad)
+        told = json.loads(verify.as_json(rows), parse_constant=lambda text: pytest.fail(text))["rows"]
+        assert told[1]["difference"] is None and told[2] == rows[2]
+
+
 def test_another_training_of_the_encoder_is_said():
     files = honest()
     encoder(lambda arrays: arrays["bias"].__setitem__(7, arrays["bias"][7] + 0.01))(files)
