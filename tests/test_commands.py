@@ -1,4 +1,5 @@
 """The commands, on a project of two tiny notebooks: what they record, say, and leave alone."""
+import asyncio
 import getpass
 import json
 import os
@@ -124,10 +125,28 @@ def test_ctrl_c_leaves_everything_as_it_was(project):
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=30)[0]
+    said = process.communicate(timeout=50)[0]           # the cell would sleep for longer
     assert process.returncode == 1 and "Stopped. Nothing was written" in said and "Traceback" not in said, said
     started.unlink()
     assert tree(project) == before
+
+
+def test_what_misses_one_stop_is_stopped_again(monkeypatch):
+    monkeypatch.setattr(execution, "AGAIN", 0.05)
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            await asyncio.sleep(30)
+
+    async def fails():
+        await asyncio.sleep(0.05)
+        raise ValueError("of the other")
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="of the other"):
+        execution.wait_for(stubborn(), fails())
+    assert time.monotonic() - start < 10
 
 
 def test_script_is_made_of_the_tagged_cells_in_order():

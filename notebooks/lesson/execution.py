@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 LONGEST_CELL = 600              # seconds
+AGAIN = 10                      # seconds after which a run that was stopped, and still goes on, is stopped again
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}        # no versions: every Python records the same bytes
 NOISE = ("ExecuteTime", "collapsed", "execution", "lines_to_next_cell", "scrolled", "trusted")   # left by editors
@@ -97,7 +98,14 @@ def wait_for(*steps):
 
         async def one(step):
             async with two:
-                return await step
+                task = asyncio.ensure_future(step)
+                try:
+                    return await asyncio.shield(task)
+                except asyncio.CancelledError:
+                    while not task.done():              # once is seldom lost, inside a library that was about to answer
+                        task.cancel()
+                        await asyncio.wait([task], timeout=AGAIN)
+                    raise
         async with asyncio.TaskGroup() as group:        # when one fails, the other kernels are shut down
             tasks = [group.create_task(one(step)) for step in steps]
         return [task.result() for task in tasks]
@@ -113,3 +121,6 @@ class Loop(asyncio.SelectorEventLoop):
 
     def add_signal_handler(self, *_):
         raise NotImplementedError
+
+    def default_exception_handler(self, context):
+        """Our own tasks are all waited for; what nbclient's leave behind when stopped helps nobody."""
