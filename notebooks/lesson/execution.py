@@ -42,6 +42,8 @@ async def execute(path, out, on_cell=lambda cell: None):
             raise
         finally:                        # nbclient leaves these behind when it is cancelled while the kernel starts
             atexit.unregister(client._cleanup_kernel)
+            if client.kc is not None:
+                client.kc.stop_channels()
             if manager.has_kernel:
                 await manager.shutdown_kernel(now=True)
     return tidy(nb)
