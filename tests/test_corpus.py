@@ -689,7 +689,8 @@ def plain_model(tokens):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(baselines, "VOCAB", SMALL)
+    for module in (baselines, training):                # the second makes the masks
+        monkeypatch.setattr(module, "VOCAB", SMALL)
     rng = np.random.default_rng(0)
     tokens = np.minimum(rng.integers(5, 9, (601, 10)), rng.integers(6, 12, (601, 10)))
     tokens[:, 1:] = np.where(rng.random((601, 9)) < 0.4, tokens[:, :-1], tokens[:, 1:])      # neighbours say something

@@ -2,9 +2,8 @@
 import numpy as np
 import torch
 
-from mlm.schedule import EVALUATION, eligible_positions, mask_examples
-
 from .corpus import MASK, SPECIAL, VOCAB
+from .training import frozen
 
 FOR_WEIGHTS = 20        # every 20th row of the training part is not counted but fits the weights
 
@@ -36,23 +35,17 @@ def neighbours(tokens):
     left, middle, right = counted[:, :-2].ravel(), counted[:, 1:-1].ravel(), counted[:, 2:].ravel()
     tables = [_table(context, middle) for context in (left, right, left * VOCAB + right)]
 
-    def five(targets, corrupted, selected):
+    def shares(targets, corrupted, selected):
+        """The five shares of each target, `[5, n]`, and which neighbours are masks, `[n]` 0 to 3."""
         row, column = np.nonzero(selected)
         target, before, after = targets[row, column], corrupted[row, column - 1], corrupted[row, column + 1]
         base = share[target]
         given = [_look_up(table, context, target, base)
                  for table, context in zip(tables, (before, after, before * VOCAB + after), strict=True)]
-        return np.stack([np.full(len(target), 1 / (VOCAB - len(SPECIAL))), base, *given])      # [5, n]
-
-    def pattern(corrupted, selected):                                                          # [n] 0 to 3
-        row, column = np.nonzero(selected)
-        return (corrupted[row, column - 1] == MASK) + 2 * (corrupted[row, column + 1] == MASK)
-    rows = torch.from_numpy(tokens[kept_back])
-    ordinary = np.arange(len(SPECIAL), VOCAB)
-    read, selected, _ = (x.numpy() for x in mask_examples(
-        rows, np.flatnonzero(kept_back), seed=0, epoch=EVALUATION, mask_id=MASK, ordinary_ids=ordinary,
-        eligible=eligible_positions(rows, range(len(SPECIAL)))))
-    parts, masked = five(rows.numpy(), read, selected), pattern(read, selected)
+        five = np.stack([np.full(len(target), 1 / (VOCAB - len(SPECIAL))), base, *given])
+        return five, (before == MASK) + 2 * (after == MASK)
+    rows = frozen(torch.from_numpy(tokens[kept_back]), np.flatnonzero(kept_back))
+    parts, masked = shares(*(x.numpy() for x in rows[:3]))
     weights = np.full((4, 5), 0.2)
     for p in np.unique(masked):
         for _ in range(50):
@@ -60,7 +53,8 @@ def neighbours(tokens):
             weights[p] = (posterior / posterior.sum(0)).mean(1)
 
     def nll(targets, corrupted, selected):
-        return -np.log((weights[pattern(corrupted, selected)].T * five(targets, corrupted, selected)).sum(0))
+        five, masked = shares(targets, corrupted, selected)
+        return -np.log((weights[masked].T * five).sum(0))
     return nll
 
 
