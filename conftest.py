@@ -34,6 +34,14 @@ def pytest_runtest_protocol(item, nextitem):
             (EXPORTS / f"{item.path.stem}.done").touch()
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    # On busy cores PyTorch's threads wait for each other: training takes 2 s instead of 0.1 s.
+    from lesson import training
+    with training.threads(1):
+        yield
+
+
 @pytest.fixture(scope="session")
 def exports(request):
     """The folder with what all notebooks export when re-run. Those that this call of pytest left out run here."""

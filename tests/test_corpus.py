@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from tokenizers import Tokenizer
 
 from lesson import baselines, corpus, figures, training
@@ -26,13 +27,7 @@ from mlm.transformer import encode, initial_encoder
 STEADY = settings(derandomize=True, deadline=None, database=None, max_examples=60)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    # On busy cores PyTorch's threads wait for each other.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +43,6 @@ def sha256(text):
 
 def document(text, name="a.b", source="torch"):
     return Document(name, source, sha256(text), text)
-
-
-def refuses(error, *words):
-    """Exactly this error (not a subclass), whose text holds every one of the words, in this order."""
-    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words)),
-                         check=lambda e: type(e) is error)
 
 
 def close(got, wanted, tolerance=1e-5):

@@ -3,7 +3,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import mlm
 from mlm import corrupt_tokens, fixture_batch, initial_params, masked_ce, mlm_logits, train_fixture
@@ -21,13 +21,7 @@ IDS, WIDTH, CLASSES = 6, 4, 5
 CORRUPTED = np.array([[0, 5, 2, 3], [4, 4, 1, 0]])              # different tokens, or axes could be swapped unseen
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    # On busy cores PyTorch's threads wait for each other: training takes 2 s instead of 0.1 s.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- references, written without the helper ---------------------------------------------------------------------
@@ -52,12 +46,6 @@ def random_params(seed=0):
 
 def into(framework, x):
     return jax.tree.map(jnp.asarray if framework == "jax" else torch.tensor, x)
-
-
-def refuses(error, *words):
-    """Exactly this error (not a subclass), whose text holds every one of the words, in this order."""
-    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words)),
-                         check=lambda e: type(e) is error)
 
 
 def close(got, wanted, tolerance=2e-6):

@@ -2,7 +2,6 @@
 import json
 import pathlib
 import random
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from mlm import apply_bert_masking, corrupt_tokens, validate_mask
 from mlm.masking import _bert_policy, draws_jax, draws_torch
@@ -59,12 +59,6 @@ def into(framework, x, dtype=None):
 
 def ids(shape, vocab_size, seed=0):
     return np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int64)
-
-
-def refuses(error, *words):
-    """Exactly this error (not a subclass), whose text holds every one of the words, in this order."""
-    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words)),
-                         check=lambda e: type(e) is error)
 
 
 # --- recorded values --------------------------------------------------------------------------------------------

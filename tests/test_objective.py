@@ -1,7 +1,6 @@
 """The masked objective, against NumPy in float64, PyTorch's own cross-entropy, and the closed-form gradient."""
 import functools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from mlm import masked_ce, masked_nll, perplexity
 
@@ -65,12 +65,6 @@ def number_and_gradient(framework, function, logits, targets, selected):
         gradient, = torch.autograd.grad(value, logits)
         value = value.detach()
     return np.asarray(value), np.asarray(gradient)
-
-
-def refuses(error, *words):
-    """Exactly this error (not a subclass), whose text holds every one of the words, in this order."""
-    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words)),
-                         check=lambda e: type(e) is error)
 
 
 def close(got, wanted, tolerance=2e-6):

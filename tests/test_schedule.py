@@ -1,5 +1,4 @@
 """Masks with keys of their own: JAX's cipher, published vectors, and the whole function again in Python's integers."""
-import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32 as jax_threefry
+from refusals import refuses
 
 from mlm import masked_nll
 from mlm.masking import draws_jax
@@ -82,12 +82,6 @@ def same(got, wanted):
 def within(count, of, p):
     """Five standard deviations of the binomial distribution."""
     return abs(count - of * p) < 5 * (of * p * (1 - p)) ** 0.5
-
-
-def refuses(error, *words):
-    """Exactly this error (not a subclass), whose text holds every one of the words, in this order."""
-    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words)),
-                         check=lambda e: type(e) is error)
 
 
 # --- the cipher and its keys --------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """The encoder for a corpus: both frameworks against NumPy loops in float64 that never see a padded position."""
 import functools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from mlm import masked_nll
 from mlm.schedule import eligible_positions, mask_examples
@@ -21,13 +21,7 @@ REAL = np.flatnonzero(~PADDING)
 POSITIONS, TARGETS = np.array([2, 11, 4, 13, 8]), np.array([7, 5, 11, 10, 2])       # in no order
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    # On busy cores PyTorch's threads wait for each other.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- references, written without the helper ---------------------------------------------------------------------
@@ -102,12 +96,6 @@ def run(framework, function, *inputs):
 
 
 jitted = functools.cache(jax.jit)           # for five positions in three rows of eight, one compilation
-
-
-def refuses(error, *words):
-    """Exactly this error (not a subclass), whose text holds every one of the words, in this order."""
-    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words)),
-                         check=lambda e: type(e) is error)
 
 
 def close(got, wanted, tolerance=1e-5):
